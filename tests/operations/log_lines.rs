@@ -1,4 +1,5 @@
-//! What the log says about requests that fail: how often, and about whom.
+//! What the log says about requests that fail: how often, and about whom. Also what it says while
+//! no majority may vote.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{eventually, masters};
+use crate::support::harness::{eventually, free_port, masters};
 use crate::support::waiters::{LONG_MS, start_waiting, waiting_acquire};
 
 /// The lines of the log that are warnings or errors and are about a request.
@@ -55,6 +56,37 @@ async fn a_lost_quorum_gives_one_warning_a_minute() {
     assert_eq!(log.matches("QUORUM LOST").count(), 1, "{log}");
     assert!(log.contains("\"runbook\":\"/docs/operations#quorum-lost\""), "{log}");
     assert!(!log.contains("secret-project"), "the lock's name is in the log");
+}
+
+/// Nobody listens at the masters' addresses, as before the pods of a new cluster have started.
+#[tokio::test]
+async fn a_slow_first_start_names_the_masters_and_is_no_error() {
+    let addresses = [free_port(), free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+    let urls = addresses.each_ref().map(|address| format!("redis://{address}"));
+    let gateway = Launch::embedded().nodes(&urls).env("RUST_LOG", "info").start().await;
+    let is_waiting = |line: &Value| {
+        line["message"].as_str().is_some_and(|text| text.starts_with("waiting for the masters"))
+    };
+    let lines = eventually("the log says that the gateway waits", async || {
+        let log = gateway.stdout();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut lines: Vec<Value> = lines.collect();
+        let at = lines.iter().position(is_waiting)?;
+        lines.truncate(at + 1);
+        Some(lines)
+    })
+    .await;
+    let (waiting, before) = lines.split_last().expect("the line was found");
+    assert_eq!(waiting["level"], "INFO");
+    let expected = addresses.each_ref().map(|address| format!("{address} (connecting)")).join(", ");
+    assert_eq!(waiting["waiting_for"], expected);
+    // A wrong address or password shows in these lines, which do not wait.
+    for address in &addresses {
+        let is_told =
+            |line: &Value| line["message"] == "node cannot vote" && line["node"] == *address;
+        assert!(before.iter().any(is_told), "{address}: {before:#?}");
+    }
+    assert!(before.iter().all(|line| line["level"] != "ERROR"), "{before:#?}");
 }
 
 #[tokio::test]

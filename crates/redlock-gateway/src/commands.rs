@@ -152,7 +152,9 @@ fn print_capacity(config: &Config) {
         0 => String::new(),
         bytes => format!(", locks: {}", bytesize::ByteSize::b(bytes)),
     };
-    println!("memory: at most {sum} of {} ({costs}{locks})", config.capacity.budget());
+    let events = bytesize::ByteSize::b(config.capacity.events);
+    let budget = config.capacity.budget();
+    println!("memory: at most {sum} of {budget} ({costs}, event streams: {events}{locks})");
     if let Some(excess) = config.capacity.excess() {
         println!("  WARNING: {excess}");
     }

@@ -189,6 +189,12 @@ impl Gateway {
         Self { wait_share, ..self }
     }
 
+    /// Limits the memory for events that slow streams have not taken yet, in bytes.
+    pub fn with_event_memory(self, bytes: u64) -> Self {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        Self { watches: Arc::new(Watches::new(bytes)), ..self }
+    }
+
     /// Lets clients be called back.
     pub fn with_callbacks(self, callbacks: Option<Callbacks>) -> Self {
         Self { callbacks, ..self }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use redlock_core::clock::Entropy;
 use redlock_core::node::eligibility::{ClusterConfig, quarantine};
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
-use redlock_core::node::{Node, NodeSettings};
+use redlock_core::node::{Node, NodeSettings, NodeStatus};
 use redlock_core::{Bootstrap, Env, Redlock, Settings, SettingsError};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
@@ -44,8 +44,13 @@ const BACKLOG: i32 = 1024;
 const OPERATORS: ConnectionLimits = ConnectionLimits::of_all(64);
 /// Time between two checks for a majority.
 const QUORUM_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a starting gateway may be without a majority before the log reports `QUORUM LOST`.
+/// How long a starting gateway may be without a majority before the log names the masters that it
+/// waits for.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
+/// How long a starting gateway may be without a majority before the log reports `QUORUM LOST`. A
+/// new cluster on Kubernetes takes 45 s (k8s/README.md), because the cluster's DNS may repeat for
+/// 30 s that a master has no address.
+const MASTERS_START_WITHIN: Duration = Duration::from_secs(60);
 /// Time between two rounds of maintenance.
 const UPKEEP: Duration = Duration::from_secs(5);
 
@@ -351,32 +356,94 @@ async fn upkeep(gateway: Arc<Gateway>, clients: [Arc<Clients>; 2]) {
     }
 }
 
+/// What the log has said about the majority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QuorumReport {
+    /// Nothing: the gateway has just started.
+    Starting,
+    /// The gateway waits for a first majority.
+    Waiting,
+    /// A majority may vote.
+    Present,
+    /// The majority was lost, or has been missing for too long since the start.
+    Lost,
+}
+
+impl QuorumReport {
+    /// The report after a check. `has` is whether a majority may vote, and `had` whether a majority
+    /// was admitted before. `without` is the time without a majority.
+    fn next(self, has: bool, had: bool, without: Duration) -> Self {
+        match self {
+            _ if has => Self::Present,
+            Self::Present | Self::Lost => Self::Lost,
+            Self::Starting | Self::Waiting if had || without >= MASTERS_START_WITHIN => Self::Lost,
+            Self::Starting | Self::Waiting if without >= STARTS_WITHIN => Self::Waiting,
+            Self::Starting | Self::Waiting => self,
+        }
+    }
+}
+
+/// Whether a majority of the nodes has been admitted since the start. Their admissions may have
+/// been at different times.
+fn has_been_admitted(nodes: &[(String, NodeStatus)]) -> bool {
+    let admitted = nodes.iter().filter(|(_, status)| status.engine.is_some()).count();
+    admitted > nodes.len() / 2
+}
+
+/// The nodes that do not vote, with their states.
+fn awaited(nodes: &[(String, NodeStatus)]) -> String {
+    let missing = nodes.iter().filter(|(_, status)| !status.votes());
+    let shown = missing.map(|(name, status)| format!("{name} ({})", status.state.as_str()));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
 /// Logs one line when the majority is lost, and one when it is back. In between, each refused
-/// request reports the loss to its client, and one a minute to the log.
+/// request reports the loss to its client, and one a minute to the log. After a start, the log says
+/// first which nodes the gateway waits for. Each node's own line, which tells why that node cannot
+/// vote, does not wait.
 async fn watch_quorum(gateway: Arc<Gateway>, runbook: String) {
     let mut tick = tokio::time::interval(QUORUM_INTERVAL);
-    let mut reported_quorum = true;
+    let mut report = QuorumReport::Starting;
     let mut since = Instant::now();
-    let mut is_starting = true;
+    let mut had = false;
     loop {
         tick.tick().await;
         let has = gateway.has_quorum();
-        is_starting &= !has && since.elapsed() < STARTS_WITHIN;
-        if has == reported_quorum || is_starting {
+        let next = report.next(has, had, since.elapsed());
+        // A majority may come and go between two checks. A node's engine is known just before the
+        // node votes, so this result counts from the next check on.
+        had |= !has && has_been_admitted(&gateway.nodes());
+        if next == report {
             continue;
         }
-        let nodes = gateway.nodes_summary();
         let lasted_ms = since.elapsed().as_millis() as u64;
-        (reported_quorum, since) = (has, Instant::now());
-        if has {
-            tracing::info!(nodes, without_ms = lasted_ms, "a majority of nodes may vote");
-        } else {
-            tracing::error!(
+        if next == QuorumReport::Present || report == QuorumReport::Present {
+            since = Instant::now();
+        }
+        let nodes = gateway.nodes_summary();
+        match next {
+            // A start within `STARTS_WITHIN` needs no line.
+            QuorumReport::Present if report == QuorumReport::Starting => {}
+            // No report is followed by this one.
+            QuorumReport::Starting => {}
+            QuorumReport::Present => {
+                tracing::info!(nodes, without_ms = lasted_ms, "a majority of nodes may vote");
+            }
+            QuorumReport::Waiting => {
+                let waiting_for = awaited(&gateway.nodes());
+                tracing::info!(
+                    nodes,
+                    waiting_for,
+                    "waiting for the masters: no majority has voted since the start"
+                );
+            }
+            QuorumReport::Lost => tracing::error!(
                 nodes,
                 runbook,
                 "QUORUM LOST: no majority of nodes may vote, and no lock can be acquired"
-            );
+            ),
         }
+        report = next;
     }
 }
 
@@ -473,6 +540,7 @@ fn assemble(
         telemetry.clone(),
     );
     let gateway = gateway.with_bootstrap_refuted(bootstrap_refuted).with_callbacks(callbacks);
+    let gateway = gateway.with_event_memory(config.capacity.events);
     Ok(Arc::new(gateway.with_wait_share(WaitShare {
         waiters:
             config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
@@ -585,5 +653,37 @@ pub(crate) fn redis_settings(
         let mut redis = redis.clone();
         redis.node_name = is_named.then(|| place.to_string());
         redis
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The report after a check without a majority, when none was seen since the start.
+    fn never(report: QuorumReport, without_secs: u64) -> QuorumReport {
+        report.next(false, false, Duration::from_secs(without_secs))
+    }
+
+    #[test]
+    fn a_first_majority_may_take_a_minute_before_it_is_an_error() {
+        assert_eq!(never(QuorumReport::Starting, 9), QuorumReport::Starting);
+        assert_eq!(never(QuorumReport::Starting, 10), QuorumReport::Waiting);
+        assert_eq!(never(QuorumReport::Waiting, 59), QuorumReport::Waiting);
+        assert_eq!(never(QuorumReport::Waiting, 60), QuorumReport::Lost);
+        assert_eq!(never(QuorumReport::Lost, 61), QuorumReport::Lost);
+        for report in [QuorumReport::Starting, QuorumReport::Waiting, QuorumReport::Lost] {
+            let next = report.next(true, false, Duration::from_secs(45));
+            assert_eq!(next, QuorumReport::Present);
+        }
+    }
+
+    #[test]
+    fn a_majority_that_was_there_is_lost_at_once() {
+        assert_eq!(never(QuorumReport::Present, 0), QuorumReport::Lost);
+        // The majority was there between two checks only.
+        for report in [QuorumReport::Starting, QuorumReport::Waiting] {
+            assert_eq!(report.next(false, true, Duration::ZERO), QuorumReport::Lost);
+        }
     }
 }

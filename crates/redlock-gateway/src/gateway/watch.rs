@@ -5,7 +5,8 @@
 //!
 //! A watcher follows one lock, or all locks whose names begin with a prefix. The gateway stores each
 //! change once: all receivers share a ring buffer. A watcher that reads too slowly loses the oldest
-//! changes. It learns how many, and gets a new snapshot.
+//! changes. It learns how many, and gets a new snapshot. The same happens when the memory for changes
+//! is used up, to the watchers of the locks that have a slow one.
 //!
 //! This module does not know who may see what. It stores the text of a change for the routes, and
 //! does not know how they write it.
@@ -26,6 +27,7 @@ use redlock_core::{FencingToken, HeldBy, LockName, SlotSet};
 use tokio::sync::{Notify, broadcast};
 
 pub use self::events::{Change, Event, Watched};
+use self::events::{KeptBytes, Sent};
 use self::seen::{End, Seen};
 use self::state::{BUFFERED_OF_ALL, BUFFERED_OF_NAME, State, Topic};
 use self::turns::Turns;
@@ -94,6 +96,13 @@ impl Drop for LineChange<'_> {
 
 impl Default for Watches {
     fn default() -> Self {
+        Self::new(usize::MAX)
+    }
+}
+
+impl Watches {
+    /// `event_bytes`: the memory for changes that slow streams have not taken yet.
+    pub(super) fn new(event_bytes: usize) -> Self {
         Self {
             is_active: AtomicBool::new(false),
             streams: Counter::default(),
@@ -103,6 +112,7 @@ impl Default for Watches {
                 prefixes: BTreeMap::new(),
                 all: broadcast::Sender::new(BUFFERED_OF_ALL),
                 recent: VecDeque::new(),
+                kept: KeptBytes::new(event_bytes),
                 seen: HashMap::new(),
                 lines: HashSet::new(),
                 to_read: HashSet::new(),
@@ -112,9 +122,7 @@ impl Default for Watches {
             process: fastrand::u32(1..),
         }
     }
-}
 
-impl Watches {
     /// Whether anything is watched.
     pub(super) fn is_active(&self) -> bool {
         self.is_active.load(Ordering::Acquire)
@@ -346,7 +354,7 @@ impl Watches {
 /// The place of one watcher. Dropping it ends the watching.
 #[derive(Debug)]
 pub struct Watcher {
-    changes: broadcast::Receiver<Arc<Change>>,
+    changes: broadcast::Receiver<Sent>,
     /// A received change that waits for its turn.
     received: Option<Next>,
     /// The changes since the last event of an earlier stream. `None`: they are not known, and the
@@ -399,8 +407,8 @@ impl Watcher {
         loop {
             while self.received.is_none() {
                 let next = match self.changes.recv().await {
+                    Ok(sent) => self.next_of(sent),
                     Err(broadcast::error::RecvError::Lagged(missed)) => Next::Lagged(missed),
-                    Ok(change) => Next::Change(change),
                     // The sender lives as long as this watcher.
                     Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
                 };
@@ -420,12 +428,24 @@ impl Watcher {
         }
         loop {
             let next = match self.changes.try_recv() {
+                Ok(sent) => self.next_of(sent),
                 Err(broadcast::error::TryRecvError::Lagged(missed)) => Next::Lagged(missed),
-                Ok(change) => Next::Change(change),
                 Err(_) => return None,
             };
             if self.concerns(&next) {
                 return Some(next);
+            }
+        }
+    }
+
+    fn next_of(&mut self, sent: Sent) -> Next {
+        match sent {
+            Sent::Change(change) => Next::Change(change),
+            Sent::Dropped => {
+                // Nothing that follows helps before the next snapshot.
+                let missed = 1 + self.changes.len() as u64;
+                self.changes = self.changes.resubscribe();
+                Next::Lagged(missed)
             }
         }
     }
@@ -539,6 +559,33 @@ mod tests {
         let late = told(&mut slow);
         assert_eq!(late[0], format!("lagged {rounds}"));
         assert_eq!(late.len() as u64, 1 + rounds);
+    }
+
+    #[test]
+    fn unread_changes_take_bounded_memory_and_disturb_no_other_lock() {
+        const LIMIT: usize = 100_000;
+        let watches = Arc::new(Watches::new(LIMIT));
+        let (a, b) = (name("a"), name("b"));
+        let slow = watching(&watches, Watched::Lock(a.clone()));
+        let mut of_a = watching(&watches, Watched::Lock(a.clone()));
+        let mut of_b = watching(&watches, Watched::Lock(b.clone()));
+        let (mut lagged, mut most) = (0, 0);
+        for round in 0..200 {
+            for lock in [&a, &b] {
+                let mut by = HeldBy::default();
+                (by.fencing, by.info) = (fencing(round), vec![b'x'; 4_096].into());
+                watches.held(lock, SlotSet::FIRST, &by);
+                watches.ended(lock, SlotSet::FIRST, fencing(round), false);
+                most = most.max(watches.state.lock().kept.count());
+            }
+            assert_eq!(told(&mut of_b), ["held b 1", "released b 1"], "round {round}");
+            lagged += usize::from(told(&mut of_a).iter().any(|text| text.starts_with("lagged")));
+        }
+        assert!(most < 2 * LIMIT, "{most} bytes");
+        assert!(lagged > 0, "the lock with a slow stream loses changes");
+        drop((slow, of_a, of_b));
+        watches.state.lock().recent.clear();
+        assert_eq!(watches.state.lock().kept.count(), 0, "all of it is freed");
     }
 
     #[test]

@@ -37,6 +37,8 @@ const IN_FLIGHT: u64 = 4096;
 /// Waiters as a fraction of all connections. Each waiter keeps a connection, and other requests
 /// need connections too.
 const WAITERS_PER_CONNECTIONS: (u64, u64) = (5, 8);
+/// The part of the memory budget for events that slow streams have not taken yet: 1 in this many.
+const EVENTS_PART: u64 = 32;
 
 /// File descriptors of the process itself: log, watched files, the listener, the runtime.
 const OWN_DESCRIPTORS: usize = 48;
@@ -76,6 +78,8 @@ pub struct Capacity {
     pub in_flight: usize,
     /// Bytes for the locks of all embedded nodes together; 0 without embedded nodes.
     pub locks: u64,
+    /// Bytes for events that slow streams have not taken yet.
+    pub events: u64,
     given: Given,
 }
 
@@ -83,8 +87,8 @@ impl Capacity {
     pub fn new(given: Given) -> Self {
         let spendable = given.budget.as_u64().saturating_sub(BASE_BYTES);
         let locks = if given.embedded { spendable / 2 } else { 0 };
+        let spendable = spendable - locks;
         let scaled = |of_reference: u64| {
-            let spendable = spendable - locks;
             let share = u128::from(of_reference) * u128::from(spendable)
                 / u128::from(REFERENCE - BASE_BYTES);
             usize::try_from(share).unwrap_or(usize::MAX).max(1)
@@ -97,6 +101,7 @@ impl Capacity {
             waiters: given.waiters.unwrap_or((waiters as usize).max(1)),
             in_flight: given.in_flight.unwrap_or_else(|| scaled(IN_FLIGHT)),
             locks,
+            events: spendable / EVENTS_PART,
             given,
         }
     }
@@ -143,9 +148,9 @@ impl Capacity {
             ("--max-in-flight", self.in_flight, cost(self.in_flight, REQUEST_BYTES)),
             ("--max-waiters", self.waiters, cost(self.waiters, WAITER_BYTES)),
         ];
-        let sum = costs
-            .iter()
-            .fold(BASE_BYTES + self.locks, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
+        let sum = costs.iter().fold(BASE_BYTES + self.locks + self.events, |sum, (_, _, cost)| {
+            sum.saturating_add(cost.as_u64())
+        });
         (costs, ByteSize::b(sum))
     }
 

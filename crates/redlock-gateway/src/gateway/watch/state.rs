@@ -1,13 +1,13 @@
 //! What is watched, and what was last seen of it.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redlock_core::{LockName, Slots};
 use tokio::sync::broadcast;
 
-use super::events::{Change, Event};
+use super::events::{Change, Event, KeptBytes, Sent};
 use super::seen::{self, End, Seen};
 
 /// Limit on the locks in a snapshot, and on those that a poll lists.
@@ -18,6 +18,8 @@ pub(super) const BUFFERED_OF_NAME: usize = 2 * Slots::MAX as usize;
 /// How many changes, over all locks, are buffered for a slow watcher of a prefix. A listing may find
 /// as many changes at once as it has locks.
 pub(super) const BUFFERED_OF_ALL: usize = 16_384;
+/// How many unread changes the streams of a lock may have, once the memory for changes is used up.
+const UNREAD_WHEN_FULL: usize = 1;
 /// How many changes are kept for watchers that reconnect.
 pub(super) const RECENT: usize = 1_024;
 /// How long a lock is followed after its last watcher left. A watcher that reconnects within this
@@ -36,8 +38,9 @@ pub(super) struct State {
     pub(super) names: HashMap<LockName, Topic>,
     pub(super) prefixes: BTreeMap<String, WatchedPrefix>,
     /// Changes of all locks, for the watchers of prefixes.
-    pub(super) all: broadcast::Sender<Arc<Change>>,
+    pub(super) all: broadcast::Sender<Sent>,
     pub(super) recent: VecDeque<Arc<Change>>,
+    pub(super) kept: KeptBytes,
     /// What was last seen of each lock, or slot, by the name under which it is stored.
     pub(super) seen: HashMap<LockName, Seen>,
     /// Locks whose line has changed.
@@ -58,7 +61,7 @@ pub(super) struct WatchedPrefix {
 /// A lock that is watched by name.
 #[derive(Debug)]
 pub(super) struct Topic {
-    pub(super) changes: broadcast::Sender<Arc<Change>>,
+    pub(super) changes: broadcast::Sender<Sent>,
     pub(super) watchers: usize,
     /// The id of the last change before this topic began.
     pub(super) since: u64,
@@ -77,15 +80,23 @@ impl State {
 
     pub(super) fn tell(&mut self, name: &LockName, slot: u16, event: Event) {
         self.last_id += 1;
-        let written = OnceLock::new();
-        let change =
-            Arc::new(Change { id: self.last_id, name: name.clone(), slot, event, written });
-        // Sending fails only when nobody receives.
+        while self.kept.is_full() && self.recent.pop_front().is_some() {}
+        let change = Change::new(self.last_id, name.clone(), slot, event, &self.kept);
+        let change = Arc::new(change);
+        let send = |changes: &broadcast::Sender<Sent>| {
+            // Unread changes show a slow stream. Streams of other locks do not notice it.
+            let is_dropped = self.kept.is_full() && changes.len() > UNREAD_WHEN_FULL;
+            // Sending fails only when nobody receives.
+            let _ = changes.send(match is_dropped {
+                true => Sent::Dropped,
+                false => Sent::Change(change.clone()),
+            });
+        };
         if let Some(topic) = self.names.get(name) {
-            let _ = topic.changes.send(change.clone());
+            send(&topic.changes);
         }
         if self.prefixes.keys().any(|prefix| name.as_str().starts_with(&**prefix)) {
-            let _ = self.all.send(change.clone());
+            send(&self.all);
         }
         // A queue is published anew to a watcher that reconnects.
         if matches!(change.event, Event::Waiters(..)) {
