@@ -54,7 +54,7 @@ impl Stage {
     }
 
     /// A connection from the address 127.0.0.`last`.
-    async fn from(&self, last: u8) -> Http2 {
+    pub(super) async fn from(&self, last: u8) -> Http2 {
         let socket = TcpSocket::new_v4().expect("a socket");
         let address = SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0));
         socket.bind(address).expect("all of 127/8 is this machine");

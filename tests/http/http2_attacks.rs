@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use h2::Reason;
 use http::{HeaderMap, Method, Request};
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, JoinSet};
@@ -446,13 +447,22 @@ async fn many_streams_stay_within_the_limit_on_connections() {
     for _ in 0..5 {
         assert_eq!(stage.open().await.get("/livez").await.status, 200);
     }
-    let mut refused = 0;
+    let (mut refused, mut reset) = (0, 0);
     while let Ok(Some(answer)) = timeout(Duration::from_secs(3), answers.next()).await {
-        answer.expect("an answer").problem(503, "overloaded");
-        refused += 1;
+        match answer {
+            Ok(answer) => {
+                answer.problem(503, "overloaded");
+                refused += 1;
+            }
+            // Too many others were being refused just then.
+            Err(error) => {
+                assert_eq!(error.reason(), Some(Reason::REFUSED_STREAM), "{error}");
+                reset += 1;
+            }
+        }
     }
     let waiting = answers.len();
-    println!("1,200 requests, {LIMIT} slots: {waiting} wait, {refused} are refused");
+    println!("1,200 requests, {LIMIT} slots: {waiting} wait, {refused} refused, {reset} reset");
     assert!(waiting <= LIMIT && waiting > LIMIT * 9 / 10, "{waiting}");
     assert_eq!(stage.metric("redlock_waiters").await, waiting as f64);
     assert_eq!(stage.client.get(stage.address(), "/livez").await, Ok(200), "probes are served");
@@ -466,6 +476,64 @@ async fn many_streams_stay_within_the_limit_on_connections() {
         (answer.status == 201).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn refusals_that_the_client_stalls_are_few() {
+    // The least number of refusals that a gateway gives at a time.
+    const REFUSALS: usize = 64;
+    const CONNECTIONS: usize = 4;
+    let stage = Stage::with(|launch| {
+        let launch = launch.flag("--max-connections", "100");
+        launch.flag("--max-connections-per-client", &CONNECTIONS.to_string())
+    })
+    .await;
+    // Without a window, the body of an answer cannot be sent.
+    let mut no_window = h2::client::Builder::new();
+    no_window.initial_window_size(0);
+    let stalled = async || {
+        let mut connections = Vec::new();
+        let mut answers = JoinSet::new();
+        for _ in 0..CONNECTIONS {
+            let connection = Http2::open_with(&stage.client, stage.address(), &no_window).await;
+            for _ in 0..100 {
+                let none = HeaderMap::new();
+                let (answer, _) =
+                    connection.begin(Method::GET, "/locks/a", &none, &Value::Null).await;
+                answers.spawn(answer);
+            }
+            connections.push(connection);
+        }
+        let (mut heads, mut reset) = (Vec::new(), 0);
+        for answer in answers.join_all().await {
+            match answer {
+                // The answer is stalled as long as its head is kept.
+                Ok(head) => heads.push(head),
+                Err(error) => {
+                    assert_eq!(error.reason(), Some(Reason::REFUSED_STREAM), "{error}");
+                    reset += 1;
+                }
+            }
+        }
+        (connections, heads, reset)
+    };
+    let (connections, heads, reset) = stalled().await;
+    let refused = heads.iter().filter(|head| head.status() == 503).count();
+    println!("{} answered, {refused} of them refused, {reset} reset", heads.len());
+    assert!(refused <= REFUSALS && reset > 0, "{refused} refused, {reset} reset");
+    assert!(!connections.iter().any(Http2::has_ended), "resets by the gateway are no attack");
+    let other = stage.from(2).await;
+    assert_eq!(other.post("/locks/b", &json!({})).await.status, 201, "another client is served");
+    // The end of the connections gives the places back.
+    drop((connections, heads));
+    eventually("only the other client is connected", async || {
+        let metrics = other.get("/metrics").await;
+        let text = String::from_utf8_lossy(&metrics.body);
+        text.lines().any(|line| line == "redlock_connections 1").then_some(())
+    })
+    .await;
+    let (_connections, heads, _) = stalled().await;
+    assert!(heads.iter().any(|head| head.status() == 503), "refusals are answered again");
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use crate::overload::clients::Permit;
-use crate::transport::connections::{Busy, ConnectionSlot};
+use crate::transport::connections::{Busy, ConnectionSlot, StreamStart};
 use crate::transport::disconnect::{Peer, SharedStream};
 use crate::transport::rest::{read_rest, returning};
 use crate::transport::streams::{PIECE, Stream, Streams};
@@ -87,6 +87,15 @@ fn ends_by_itself(request: &http::Request<Incoming>) -> bool {
         || request.headers().get(header::CONNECTION).is_some_and(close)
 }
 
+/// Makes the library reset a stream with REFUSED_STREAM. The client then knows that the request was
+/// not processed, and may repeat it (RFC 9113, section 8.7).
+fn refused_stream() -> io::Error {
+    #[derive(Debug, thiserror::Error)]
+    #[error("too many requests are being refused")]
+    struct RefusedStream(#[source] h2::Error);
+    io::Error::other(RefusedStream(h2::Reason::REFUSED_STREAM.into()))
+}
+
 /// What a request holds until its answer is written. Until then, the connection is not closed to
 /// make room for others.
 struct RequestPermits {
@@ -115,12 +124,21 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
                 (slot.begin(), None, keep_alive.cloned())
             }
             Protocol::Http2(streams) => {
-                let stream = Some(streams.begin());
-                let busy = slot.begin_stream().map(|(busy, refused)| {
-                    peer.refuse(refused);
-                    busy
-                });
-                (busy, stream, None)
+                let mut stream = streams.begin();
+                let busy = match slot.begin_stream() {
+                    StreamStart::Begun(busy, refused) => {
+                        peer.refuse(refused);
+                        Some(busy)
+                    }
+                    StreamStart::TooMany => {
+                        // The gateway resets this stream, so it must not count as a reset by the
+                        // client.
+                        stream.is_complete = true;
+                        return Box::pin(std::future::ready(Err(refused_stream())));
+                    }
+                    StreamStart::Closed => None,
+                };
+                (busy, Some(stream), None)
             }
         };
         request.extensions_mut().insert(peer);

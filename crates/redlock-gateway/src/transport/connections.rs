@@ -22,6 +22,7 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -46,6 +47,10 @@ pub(crate) const MAX_CLOSING: usize = 64;
 const SAMPLE_SIZE: usize = 32;
 /// How long newcomers wait for closing connections.
 const CLOSES_WITHIN: Duration = Duration::from_secs(1);
+/// Limits on requests of HTTP/2 without a slot whose refusals are under way: a quarter of all slots,
+/// within this range. A client may stall the answer, and meanwhile the gateway keeps the head of the
+/// request. Further requests are reset.
+const REFUSED: RangeInclusive<usize> = 64..=1_024;
 /// The least time between two examinations of all connections. All are examined only when the
 /// sample has no idle connection.
 const FULL_SCAN_PAUSE: Duration = Duration::from_millis(10);
@@ -85,6 +90,8 @@ pub(crate) struct Connections {
     ending: AtomicBool,
     /// Requests of HTTP/2 beyond the first of each connection.
     extra_streams: Counter,
+    /// Requests without a slot whose refusals are not answered yet.
+    refused_streams: Counter,
 }
 
 #[derive(Default)]
@@ -182,12 +189,24 @@ pub(crate) struct ConnectionSlot {
 pub(crate) struct Busy {
     slot: Arc<ConnectionSlot>,
     _stream: Option<StreamSlot>,
+    /// A place among those that are refused.
+    _refused: Option<Permit>,
 }
 
 /// The slot of a request beyond the first of its connection.
 struct StreamSlot {
     _of_all: Permit,
     _of_client: Permit,
+}
+
+/// How a request of HTTP/2 begins.
+pub(crate) enum StreamStart {
+    /// With a reason, the request must be refused.
+    Begun(Busy, Option<NoSlot>),
+    /// The gateway is refusing too many requests already, so it must not read this one.
+    TooMany,
+    /// The connection was closed for another one, so the answer could not arrive.
+    Closed,
 }
 
 /// Why a request gets no slot.
@@ -211,7 +230,7 @@ impl Connections {
         let closed = Notify::new();
         let accepted = AtomicU64::new(0);
         let ending = AtomicBool::new(false);
-        let extra_streams = Counter::default();
+        let (extra_streams, refused_streams) = <(Counter, Counter)>::default();
         Arc::new(Self {
             limit,
             clients,
@@ -222,6 +241,7 @@ impl Connections {
             accepted,
             ending,
             extra_streams,
+            refused_streams,
         })
     }
 
@@ -453,20 +473,36 @@ impl ConnectionSlot {
     /// Marks that the head of a request was read. `None` if the connection was closed for another
     /// one, so that the answer could not arrive.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Busy> {
-        self.count_request().map(|_| Busy { slot: self.clone(), _stream: None })
+        self.count_request().map(|_| self.busy())
     }
 
     /// Like [`Self::begin`], for a request of HTTP/2. If other requests of the connection are under
-    /// way, this one needs a slot of its own. The caller must refuse the request if the second value
-    /// is set.
-    pub(crate) fn begin_stream(self: &Arc<Self>) -> Option<(Busy, Option<NoSlot>)> {
-        let others = self.count_request()?;
+    /// way, this one needs a slot of its own.
+    pub(crate) fn begin_stream(self: &Arc<Self>) -> StreamStart {
+        let Some(others) = self.count_request() else { return StreamStart::Closed };
+        // Made first: its drop ends the request that was just counted.
+        let mut busy = self.busy();
         let of_stream = (others > 0).then(|| self.all.take_stream_slot(self)).transpose();
-        let refused = of_stream.as_ref().err().copied();
-        if refused == Some(NoSlot::Client) {
+        let why = match of_stream {
+            Ok(of_stream) => {
+                busy._stream = of_stream;
+                return StreamStart::Begun(busy, None);
+            }
+            Err(why) => why,
+        };
+        if why == NoSlot::Client {
             self.all.metrics.refused(ConnectionRefused::Client);
         }
-        Some((Busy { slot: self.clone(), _stream: of_stream.ok().flatten() }, refused))
+        let limit = (self.all.limit.connections / 4).clamp(*REFUSED.start(), *REFUSED.end());
+        busy._refused = self.all.refused_streams.take(limit);
+        match busy._refused {
+            Some(_) => StreamStart::Begun(busy, Some(why)),
+            None => StreamStart::TooMany,
+        }
+    }
+
+    fn busy(self: &Arc<Self>) -> Busy {
+        Busy { slot: self.clone(), _stream: None, _refused: None }
     }
 
     /// Counts one more request under way. Returns how many others there are.

@@ -6,6 +6,7 @@
 //! | attack | bound |
 //! | --- | --- |
 //! | many streams | [`MAX_STREAMS`] of one connection; each after the first takes a connection slot |
+//! | many streams without a slot | few refusals at a time, then REFUSED_STREAM (`connections`) |
 //! | large or endless request heads | the head limit of HTTP/1.1; `h2` also counts CONTINUATION frames |
 //! | unread or tiny bodies | the windows; `h2` also counts tiny DATA frames |
 //! | resets by the client, or provoked by it | [`RESETS`], refilled slowly |
