@@ -97,6 +97,10 @@ async fn acquire(
     let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
     let priority = requested_priority(body.priority.as_ref())?;
     let AcquireSetBody { ttl_ms, wait_ms, owner, metadata: texts, callback_url, .. } = body;
+    if head.stream.is_some() && !head.is_deferred && callback_url.is_none() {
+        let detail = "an event stream holds one lock or its slots, not a set; leave out Accept: text/event-stream";
+        return Err(INVALID_PARAMETER.because(detail));
+    }
     let callback = requests::checked_callback(access, head, callback_url.as_ref(), set.names())?;
     let body = AcquireBody { ttl_ms, wait_ms, owner, metadata: texts, ..AcquireBody::default() };
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
