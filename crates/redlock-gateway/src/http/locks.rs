@@ -69,6 +69,19 @@ use crate::overload::in_flight::RequestClass;
             ("Cache-Control" = String, description = "no-store"),
             ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the lock"),
             ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
+        ), examples(
+            ("single" = (summary = "A lock with one holder", value = json!({
+                "name": "reports/nightly", "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+                "fencing_token": 1763725165123456u64, "ttl_ms": 30000, "validity_ms": 29696, "elapsed_ms": 1,
+                "expires_at": "2025-11-21T11:39:54.822Z", "owner": "nightly-report on host-7",
+                "nodes_granted": 3, "nodes_total": 5
+            }))),
+            ("slots" = (summary = "Two of a lock's four slots", value = json!({
+                "name": "ci/runners", "token": "2-0-5.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+                "fencing_token": 1763725165123456u64, "ttl_ms": 30000, "validity_ms": 29696, "elapsed_ms": 1,
+                "expires_at": "2025-11-21T11:39:54.822Z", "owner": "build 4711",
+                "nodes_granted": 3, "nodes_total": 5, "slots": 4, "slots_held": [1, 3]
+            })))
         )),
         (status = 202, description = "With Prefer: respond-async: the request waits, or is ready to be claimed", body = RequestStatus, headers(
             ("Location" = String, description = "Path of the request"),
@@ -304,7 +317,26 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
         ("slots" = Option<u32>, Query, nullable = false, description = "How many slots to read. Without it, all 256 that a lock can have; with it the masters read fewer.", minimum = 1, maximum = 256),
     ),
     responses(
-        (status = 200, description = "The lock: held, free or unknown", body = LockStatus),
+        (status = 200, description = "The lock: held, free or unknown", body = LockStatus, examples(
+            ("single" = (summary = "A lock with one holder, and a waiter", value = json!({
+                "name": "reports/nightly", "state": "held", "owner": "nightly-report on host-7", "metadata": { "run": "4711" },
+                "fencing_token": 1763725165123456u64, "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z",
+                "nodes": [{ "node": "10.0.0.1:6379", "state": "held" }],
+                "waiters": [{ "owner": "hourly-report on host-3", "waiting_since": "2025-11-21T11:39:31.456Z", "is_away": false }],
+                "waiters_total": 1
+            }))),
+            ("slots" = (summary = "A lock with four slots: one request holds slots 1 and 3, another holds slot 4", value = json!({
+                "name": "ci/runners", "state": "held", "owner": "build 4711",
+                "fencing_token": 1763725165123456u64, "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z",
+                "slots": 4,
+                "holders": [
+                    { "slot": 1, "holder": "build 4711", "fencing_token": 1763725165123456u64, "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z" },
+                    { "slot": 3, "holder": "build 4711", "fencing_token": 1763725165123456u64, "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z" },
+                    { "slot": 4, "holder": "build 4712", "fencing_token": 1763725168823456u64, "expires_in_ms": 25100, "acquired_at": "2025-11-21T11:39:28.823Z" }
+                ],
+                "nodes": [{ "node": "10.0.0.1:6379", "state": "held" }]
+            })))
+        )),
         (status = 400, description = "invalid_name, invalid_parameter"),
         CommonErrors,
         (status = 503, description = "overloaded"),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use redlock_api::{LockReady, PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
+use redlock_api::{HeldLock, LockReady, PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
 use redlock_core::LockName;
 use redlock_core::node::{Engine, NodeState, Reason};
 use serde_json::{Map, Value, json};
@@ -149,7 +149,29 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
             .flatten()
             .for_each(|(status, response)| describe_error(status, response));
     }
+    let refused = &mut document["paths"]["/locks"]["post"]["responses"]["409"];
+    let examples = &mut refused["content"][PROBLEM_MEDIA_TYPE]["examples"];
+    examples["lock_held"]["value"] = json!(refused_set());
     document
+}
+
+/// The refusal of a set, which names the lock that is held. No place in line is kept for a set.
+fn refused_set() -> Option<Problem> {
+    let problem = error::example("409", "lock_held")?;
+    let detail = "env/production: \"deploy 4710\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms";
+    let held = HeldLock {
+        name: "env/production".into(),
+        holder: Some("deploy 4710".into()),
+        expires_in_ms: problem.expires_in_ms,
+    };
+    Some(Problem {
+        detail: detail.into(),
+        holder: held.holder.clone(),
+        queue_position: None,
+        queue_place_expires_ms: None,
+        held: Some(vec![held]),
+        ..problem
+    })
 }
 
 /// The properties whose value is one of a few words, with these words.

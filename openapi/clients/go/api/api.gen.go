@@ -633,6 +633,8 @@ type NodeHealthEngine string
 type NodeHealthState string
 
 // Problem An error, as in RFC 9457. Programs use `code`.
+//
+// Examples: {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s","expires_in_ms":21400,"holder":"nightly-report on host-7","queue_place_expires_ms":10000,"queue_position":3,"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}, {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"4 slots are taken, too many for this request; enough may expire in 21400 ms","expires_in_ms":21400,"holder":"build 4711","holders":[{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":1},{"acquired_at":"2025-11-21T11:39:32.423Z","expires_in_ms":28700,"holder":"build 4713","slot":2},{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":3},{"acquired_at":"2025-11-21T11:39:28.823Z","expires_in_ms":25100,"holder":"build 4712","slot":4}],"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}
 type Problem struct {
 	// AcquiredAt When the holder acquired the lock, by the wall clock of its gateway, RFC 3339.
 	AcquiredAt *time.Time `json:"acquired_at,omitempty"`
@@ -732,6 +734,8 @@ type RequestStatus struct {
 	Position *int64 `json:"position,omitempty"`
 
 	// Problem Why the request was refused.
+	//
+	// Examples: {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s","expires_in_ms":21400,"holder":"nightly-report on host-7","queue_place_expires_ms":10000,"queue_position":3,"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}, {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"4 slots are taken, too many for this request; enough may expire in 21400 ms","expires_in_ms":21400,"holder":"build 4711","holders":[{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":1},{"acquired_at":"2025-11-21T11:39:32.423Z","expires_in_ms":28700,"holder":"build 4713","slot":2},{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":3},{"acquired_at":"2025-11-21T11:39:28.823Z","expires_in_ms":25100,"holder":"build 4712","slot":4}],"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}
 	Problem *Problem `json:"problem,omitempty"`
 
 	// State `waiting`; `ready`: claim the lock now; `claimed`; `expired`: the lock was not claimed in

@@ -24,13 +24,6 @@ T = TypeVar("T", bound="Problem")
 class Problem:
     """An error, as in RFC 9457. Programs use `code`.
 
-    Example:
-        {'type': 'urn:redlock:problem:lock_held', 'title': 'The lock is held', 'status': 409, 'code': 'lock_held',
-            'detail': '"nightly-report on host-7" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd
-            in line, the place is kept for 10s', 'request_id': '5f2b7c0e9a3d4418', 'retry_after_ms': 5000, 'holder':
-            'nightly-report on host-7', 'expires_in_ms': 21400, 'acquired_at': '2025-11-21T11:39:25.123Z', 'queue_position':
-            3, 'queue_place_expires_ms': 10000}
-
     Attributes:
         code (ProblemCode): The kind of error, for programs.
         detail (str): What happened this time, with the value and what is allowed.
