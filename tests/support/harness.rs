@@ -7,7 +7,9 @@
 
 use std::cell::Cell;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -18,7 +20,8 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::{fmt, io};
 use tokio::net::TcpSocket;
 
-use crate::support::gateway::module;
+use crate::support::cluster::clock_shim;
+use crate::support::gateway::{Scratch, module};
 use crate::support::resp::{Resp, Wire};
 
 /// How long a test waits for an event that must happen before it fails.
@@ -375,6 +378,38 @@ impl RedisServer {
 
 pub(crate) fn masters(count: usize) -> Vec<RedisServer> {
     (0..count).map(|_| RedisServer::start()).collect()
+}
+
+/// A disk for redis-servers. The test decides how long each fsync takes.
+pub(crate) struct SlowDisk {
+    shim: Scratch,
+    file: Scratch,
+}
+
+impl SlowDisk {
+    pub(crate) fn new() -> Self {
+        Self {
+            shim: clock_shim("fsync_shim.c"),
+            file: Scratch::new("fsync_delay", "\0\0\0\0\0\0\0\0"),
+        }
+    }
+
+    /// Starts servers on this disk. They sync each write before they answer it.
+    pub(crate) fn masters(&self, count: usize) -> Vec<RedisServer> {
+        let shim = self.shim.path();
+        let file = self.file.path();
+        let env = vec![format!("LD_PRELOAD={shim}"), format!("FSYNC_DELAY_FILE={file}")];
+        let options = RedisOptions { append_only: true, env, ..RedisOptions::default() };
+        (0..count).map(|_| RedisServer::start_with(options.clone())).collect()
+    }
+
+    /// Delays every fsync by this time from now on. A delay of zero also ends the delays under way.
+    pub(crate) fn delay_fsyncs(&self, delay: Duration) {
+        let millis = i64::try_from(delay.as_millis()).expect("a delay that a test can wait for");
+        let file =
+            File::options().write(true).open(self.file.path()).expect("the test created the file");
+        file.write_all_at(&millis.to_ne_bytes(), 0).expect("the file can be written");
+    }
 }
 
 impl fmt::Debug for RedisServer {
