@@ -1,24 +1,29 @@
 //! A lock with several slots, through the core's own API and over real masters: the bound holds, a
-//! waiter for many slots is not overtaken, and a repeated request gets its own slots again.
+//! waiter for many slots is not overtaken, and a repeated request gets its own slots again. Masters
+//! that lose their data recover slots and sets.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use redlock_core::node::NodeSettings;
+use redlock_core::node::{Node, NodeSettings, NodeState};
 use redlock_core::{
-    AcquireOptions, Lease, LockError, LockName, LockState, LockToken, Nonce, Owner, OwnerChoice,
-    Redlock, Slots,
+    AcquireOptions, Lease, LockError, LockName, LockSet, LockState, LockToken, Nonce, Owner,
+    OwnerChoice, Redlock, Slots,
 };
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::waiting::another;
 use crate::core::hints::BY_A_HINT;
 use crate::support::chance::{Chance, seed};
-use crate::support::harness::{PATIENCE, eventually};
-use crate::support::nodes::{Cluster, LONG_MS, PREFIX, intercepted, name, pass_on, redlock, ttl};
+use crate::support::cluster::ClusterSettings;
+use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
+use crate::support::nodes::{
+    Cluster, LONG_MS, PREFIX, in_state, intercepted, name, pass_on, redlock, ttl,
+};
+use crate::support::resp::Resp;
 use crate::support::waiters::median;
 
 fn asking(count: u64, take: u64) -> AcquireOptions {
@@ -470,6 +475,180 @@ async fn a_slot_that_is_too_few_here_goes_to_a_waiter_elsewhere() {
     assert!(median(times.clone()) <= BY_A_HINT, "{times:?}");
 }
 
+/// The TTL of locks that outlast the test, however slow the machine is.
+const OUTLASTING_MS: u64 = 600_000;
+
+/// Whether all masters store this grant of these locks.
+fn is_stored_by_all(servers: &[RedisServer], names: &[LockName], lease: &Lease) -> bool {
+    let t = lease.token.fencing().to_string();
+    let is_stored = |server: &RedisServer, lock: &LockName| {
+        let key = format!("{PREFIX}{lock}");
+        let value = server.cmd(&["GET", &key]);
+        value != Resp::Nil && value.text().starts_with(&t)
+    };
+    let is_everywhere = |lock: LockName| servers.iter().all(|server| is_stored(server, &lock));
+    let slots = || lease.token.slots().iter();
+    names.iter().all(|name| slots().all(|slot| is_everywhere(name.of_slot(slot))))
+}
+
+/// Acquires until all masters store the grant. A grant on a bare majority could be lost with the
+/// first master that loses its data.
+async fn granted_by_all(
+    locks: &Redlock,
+    servers: &[RedisServer],
+    names: &[LockName],
+    acquire: impl AsyncFn() -> Result<Lease, LockError>,
+) -> Lease {
+    eventually("all masters store the grant", async || {
+        let lease = acquire().await.ok()?;
+        let stored = async || {
+            while !is_stored_by_all(servers, names, &lease) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        // A master that received the acquire too late never stores this grant, so the attempt is
+        // repeated.
+        let is_stored = timeout(Duration::from_secs(1), stored()).await.is_ok();
+        if is_stored {
+            return Some(lease);
+        }
+        for name in names {
+            let _ = locks.release(name, &lease.token).await;
+        }
+        None
+    })
+    .await
+}
+
+/// Repeats a request until the masters decide it, because a busy machine may miss a round.
+async fn decided(request: impl AsyncFn() -> Result<Lease, LockError>) -> Result<Lease, LockError> {
+    eventually("the masters decide the request", async || match request().await {
+        Err(LockError::NoQuorum(_) | LockError::Unknown(_)) => None,
+        decided => Some(decided),
+    })
+    .await
+}
+
+async fn acquire_set(locks: &Redlock, set: &LockSet) -> Result<Lease, LockError> {
+    let options = AcquireOptions::default();
+    locks.acquire_set(set, ttl(OUTLASTING_MS), options, None, |_| Ok(())).await
+}
+
+/// Waits until a node has caught up. Only then may the next master lose its data.
+async fn has_caught_up(node: &dyn Node) {
+    eventually("the master has caught up", async || {
+        (node.status().borrow().state == NodeState::Admitted).then_some(())
+    })
+    .await;
+}
+
+/// Tries to get slots and locks that others hold, until it is stopped. Returns all grants.
+async fn contend(
+    locks: Redlock,
+    wishes: Vec<(LockName, AcquireOptions)>,
+    is_over: Arc<AtomicBool>,
+) -> Vec<Lease> {
+    let mut granted = Vec::new();
+    while !is_over.load(Ordering::SeqCst) {
+        for (lock, options) in &wishes {
+            let tried = locks.acquire(lock, ttl(OUTLASTING_MS), options.clone()).await;
+            granted.extend(tried.ok());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    granted
+}
+
+/// Two of three masters lose all their data, one after the other. Then the third master is killed,
+/// so only the locks that the two have recovered keep others out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn slots_and_a_set_survive_masters_that_lose_their_data() {
+    let cluster = ClusterSettings::ENDLESS_QUARANTINE;
+    let mut servers = masters(3);
+    cluster.mark(&servers).await;
+    let remotes = [(); 2].map(|()| cluster.remote_nodes(&servers));
+    for remote in remotes.iter().flatten() {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+    }
+    let [locks, elsewhere] = remotes.clone().map(|remotes| cluster.redlock(remotes));
+    for remote in remotes.iter().flatten() {
+        has_caught_up(remote.as_ref()).await;
+    }
+
+    let pool = name("pool");
+    let names = ["env/staging", "env/production"].map(name);
+    let set = LockSet::new(names.to_vec()).expect("a set");
+    let only_pool = std::slice::from_ref(&pool);
+    let one = granted_by_all(&locks, &servers, only_pool, async || {
+        locks.acquire(&pool, ttl(OUTLASTING_MS), asking(4, 1)).await
+    })
+    .await;
+    let three = granted_by_all(&elsewhere, &servers, only_pool, async || {
+        elsewhere.acquire(&pool, ttl(OUTLASTING_MS), asking(4, 3)).await
+    })
+    .await;
+    let all_names =
+        granted_by_all(&locks, &servers, &names, async || acquire_set(&locks, &set).await).await;
+    let held = [
+        (&pool, one.token),
+        (&pool, three.token),
+        (&names[0], all_names.token),
+        (&names[1], all_names.token),
+    ];
+    let extend_all = async || {
+        for (lock, token) in &held {
+            let extended =
+                decided(async || elsewhere.extend(lock, token, ttl(OUTLASTING_MS)).await).await;
+            assert_eq!(extended.expect("still held").token, *token, "{lock}");
+        }
+    };
+    let mut wishes = vec![(pool.clone(), asking(4, 1))];
+    wishes.extend(names.iter().map(|name| (name.clone(), AcquireOptions::default())));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let contender = tokio::spawn(contend(elsewhere.clone(), wishes, is_over.clone()));
+
+    for victim in [0, 1] {
+        servers[victim].restart();
+        for state in [NodeState::Quarantined, NodeState::Admitted] {
+            for remotes in &remotes {
+                in_state(remotes[victim].as_ref(), state).await;
+            }
+        }
+        for remotes in &remotes {
+            has_caught_up(remotes[victim].as_ref()).await;
+        }
+        extend_all().await;
+    }
+    is_over.store(true, Ordering::SeqCst);
+    let granted = contender.await.expect("no panic");
+    assert!(granted.is_empty(), "{granted:?}");
+
+    servers[2].kill();
+    for locks in [&locks, &elsewhere] {
+        let refused =
+            decided(async || locks.acquire(&pool, ttl(OUTLASTING_MS), asking(4, 1)).await).await;
+        assert_eq!(held_slots(refused), [1, 2, 3, 4]);
+        for lock in &names {
+            let overlapping = LockSet::new(vec![name("free"), lock.clone()]).expect("a set");
+            let refused = decided(async || acquire_set(locks, &overlapping).await).await;
+            assert!(
+                matches!(&refused, Err(LockError::Held(by)) if by.lock_of_set == 1),
+                "{refused:?}"
+            );
+        }
+    }
+    extend_all().await;
+    for (lock, token) in &held {
+        locks.release(lock, token).await.expect("still held");
+    }
+    let all_slots =
+        decided(async || elsewhere.acquire(&pool, ttl(OUTLASTING_MS), asking(4, 4)).await).await;
+    let newer = all_slots.expect("all slots are free").token.fencing();
+    assert!(newer > one.token.fencing() && newer > three.token.fencing());
+    let again = decided(async || acquire_set(&elsewhere, &set).await).await;
+    assert!(again.expect("all locks are free").token.fencing() > all_names.token.fencing());
+}
+
 /// Contenders for 1 and for 4 of 8 slots at two gateways: never more than 8 places are held, and
 /// every request is served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -480,7 +659,8 @@ async fn weighted_contenders_stay_within_all_slots() {
     let cluster = Cluster::start(5).await;
     let gateways = [cluster.redlock(), another(&cluster).await];
     let held = Arc::new(AtomicU32::new(0));
-    let until = Instant::now() + Duration::from_secs(seconds);
+    let since = Instant::now();
+    let until = since + Duration::from_secs(seconds);
     let mut tasks = JoinSet::new();
     for contender in 0..contenders {
         let locks = gateways[contender % 2].clone();
@@ -509,6 +689,11 @@ async fn weighted_contenders_stay_within_all_slots() {
         });
     }
     let results = tasks.join_all().await;
+    let took = since.elapsed();
+    let total: u32 = results.iter().map(|(_, grants, _)| grants).sum();
+    // At most the first grants took slots that nobody had held before.
+    let handoffs = f64::from(total.saturating_sub(SLOTS));
+    println!("{:.0} handoffs per second in {took:.1?}", handoffs / took.as_secs_f64());
     for weight in [1, 4] {
         let of_weight = || results.iter().filter(|(take, ..)| *take == weight);
         let grants: u32 = of_weight().map(|(_, grants, _)| grants).sum();

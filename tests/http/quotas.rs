@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::http::auth::is_ready;
 use crate::http::keys::{HOLDER, Key, file, key};
-use crate::support::client::{Answer, Raw, lock_path};
+use crate::support::client::{Answer, Lease, Raw, lock_path};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
@@ -223,6 +223,53 @@ async fn full_masters_limit_holders_and_refusals_say_why() {
                 .then_some(())
         })
         .await;
+    }
+}
+
+/// While the masters are full, a client with more than about 150 locks gets the gateway's refusal.
+/// A client with fewer locks gets the refusal of the masters.
+#[tokio::test]
+async fn each_slot_and_each_lock_of_a_set_counts_in_the_share() {
+    let servers = masters(3);
+    let with_slots = key("slots", HOLDER, "*").await;
+    let with_sets = key("sets", HOLDER, "*").await;
+    let with_half = key("half", HOLDER, "*").await;
+    let without = key("without", HOLDER, "*").await;
+    let file = file(&[&with_slots, &with_sets, &with_half, &without]);
+    let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).start().await;
+    is_ready(&gateway).await;
+    let take_slots = async |key: &Key, name: &str, count: u32| {
+        let body = json!({ "slots": count, "take": count, "ttl_ms": 300_000 });
+        Lease::from(&post(&gateway, key, name, body).await)
+    };
+    let take_sets = async |key: &Key, name: &str, count: u32| {
+        for set in 0..count {
+            let names: Vec<_> = (0..32).map(|number| format!("{name}-{set}-{number}")).collect();
+            let body = json!({ "names": names, "ttl_ms": 300_000 });
+            Lease::from(&key.call(&gateway, Method::POST, "/locks").json(&body).send().await);
+        }
+    };
+    take_slots(&with_slots, "pool", 256).await;
+    take_sets(&with_sets, "set", 8).await;
+    take_slots(&with_half, "half", 64).await;
+    take_sets(&with_half, "half", 2).await;
+    // After a release, only the watermarks of the slots count. They are about half as large.
+    let released = take_slots(&without, "released", 256).await;
+    assert_eq!(without.delete(&gateway, "released", &released.token).await.status, 204);
+
+    for server in &servers {
+        server.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
+    }
+    for key in [&with_slots, &with_sets] {
+        let refused = eventually("a client with many locks is refused", async || {
+            let answer = post(&gateway, key, "more", json!({})).await;
+            (answer.status == 429).then_some(answer)
+        })
+        .await;
+        refused.problem(429, "quota_exceeded");
+    }
+    for key in [&with_half, &without] {
+        post(&gateway, key, "more", json!({})).await.problem(503, "quorum_unavailable");
     }
 }
 
