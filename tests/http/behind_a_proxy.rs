@@ -4,18 +4,22 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
 
-use http::Method;
+use http::{HeaderMap, Method};
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
+use crate::http::held_streams::relied_on_until;
 use crate::support::client::Lease;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{PATIENCE, eventually, free_port, masters};
+use crate::support::metrics::Samples;
 use crate::support::proxy::{Proxy, documented, with};
+use crate::support::stream::Events;
 use crate::support::waiters::{LONG_MS, waiting_is};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -198,5 +202,41 @@ async fn behind_a_proxy_the_limit_on_connections_means_clients() {
         waiting_is(&gateway, 6, 1).await;
         waiters.push(waits_from(9, "the-key-of-the-next-one", &proxy).await);
         waiting_is(&gateway, 7, 1).await;
+    }
+}
+
+#[tokio::test]
+async fn streams_pass_a_proxy_at_once_and_end_with_the_client() {
+    for kind in BOTH {
+        let gateway = Launch::embedded().flag("--trusted-proxy", "127.0.0.1").start().await;
+        let proxy = kind.start([&gateway, &gateway], "60s").await;
+        let address = proxy.address();
+        let path = "/locks/job";
+        let headers = HeaderMap::new();
+        let mut watcher = Events::open(address, path, &headers).await.expect("a stream");
+        watcher.next_of("snapshot", &[]).await;
+        let sent = Instant::now();
+        let body = json!({ "ttl_ms": 3_000 });
+        let opened = Events::open_by(Method::POST, address, path, &headers, &body).await;
+        let mut holder = opened.expect("a stream");
+        let granted = holder.next_of("granted", &[]).await;
+        watcher.next_of("held", &[]).await;
+        let mut until = relied_on_until(sent, &granted);
+        assert!(Instant::now() < until, "{kind:?}: the grant was late");
+        for _ in 0..2 {
+            let extended = holder.next_of("extended", &["unknown"]).await;
+            watcher.next_of("extended", &[]).await;
+            assert!(Instant::now() < until, "{kind:?}: an extension was late");
+            until = relied_on_until(sent, &extended);
+        }
+        drop(holder);
+        eventually("the watcher alone is left", async || {
+            Samples::of(&gateway).await.is("redlock_event_streams", &[], 1.0).then_some(())
+        })
+        .await;
+        eventually("the lock ends", async || {
+            (gateway.inspect("job").await["state"] == "free").then_some(())
+        })
+        .await;
     }
 }

@@ -1,18 +1,19 @@
 //! Requests that are answered before their grant (`Prefer: respond-async`), and callbacks.
 
 use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use http::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::http::audit::audit_lines;
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Answer, Call, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{eventually, masters};
+use crate::support::harness::{eventually, free_port, masters};
 use crate::support::metrics::Samples;
 use crate::support::receiver::{Receiver, secret_file, with_callbacks};
 use crate::support::waiters::waiting_is;
@@ -177,6 +178,47 @@ async fn a_receiver_that_is_down_is_rung_three_times() {
         (state(&gateway, &path).await["callback"] == "delivered").then_some(())
     })
     .await;
+}
+
+/// A loopback address that only this process uses. So nobody else takes a port that is closed for a
+/// time.
+fn own_address() -> SocketAddr {
+    let [.., third, fourth] = std::process::id().to_be_bytes();
+    SocketAddr::from((Ipv4Addr::new(127, 100, third, fourth), free_port()))
+}
+
+#[tokio::test]
+async fn a_receiver_that_was_closed_gets_the_callback_later() {
+    let address = own_address();
+    let secret = secret_file();
+    let receiver = Receiver::at(&address.to_string()).await;
+    let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
+    let body = json!({ "callback_url": receiver.url() });
+    drop(receiver);
+    eventually("the port is closed", async || {
+        TcpStream::connect(address).await.is_err().then_some(())
+    })
+    .await;
+    let path = path_of(&deferred(&gateway, "a", &key_of(1), body).await);
+    eventually("the first callback has failed", async || {
+        (state(&gateway, &path).await["callback"] == "failed").then_some(())
+    })
+    .await;
+    eventually("the log has the reason", async || {
+        gateway.stdout().contains("Connection refused").then_some(())
+    })
+    .await;
+    // The next callbacks begin 3 s and 6 s after the grant.
+    let mut receiver = Receiver::at(&address.to_string()).await;
+    let ready = receiver.next().await.verified();
+    assert_eq!((&ready["type"], &ready["data"]["names"]), (&json!("lock.ready"), &json!(["a"])));
+    let claim = post(&gateway, "a", &key_of(1), json!({ "ttl_ms": 60_000 })).send().await;
+    assert_eq!(claim.header("idempotency-replayed"), "true", "{claim:?}");
+    eventually("the callback is delivered", async || {
+        (state(&gateway, &path).await["callback"] == "delivered").then_some(())
+    })
+    .await;
+    assert!(receiver.arrived().is_none(), "a delivered callback is not repeated");
 }
 
 #[tokio::test]

@@ -1,21 +1,28 @@
 //! Locks that are held as long as a stream of events is open.
 
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, Method};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::process::Command;
 
 use crate::http::audit::audit_lines;
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Answer, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
+use crate::support::metrics::Samples;
 use crate::support::stream::{Event, Events};
 use crate::support::waiters::waiting_is;
 
 /// A TTL that is long enough for a slow machine, and short enough to wait for.
 const TTL_MS: u64 = 3_000;
+/// Time within which the gateway notices a silent failure of the network, from `docs/http.md`.
+const CUT_NOTICED_WITHIN: Duration = Duration::from_secs(45);
 
 async fn opened(
     gateway: &Gateway,
@@ -39,7 +46,7 @@ fn token_of(event: &Event) -> String {
 }
 
 /// Until when a client may rely on the lease of an event.
-fn relied_on_until(sent: Instant, event: &Event) -> Instant {
+pub(super) fn relied_on_until(sent: Instant, event: &Event) -> Instant {
     let millis = |field: &str| event.data[field].as_u64().expect("a number");
     sent + Duration::from_millis(millis("elapsed_ms") + millis("validity_ms"))
 }
@@ -115,6 +122,48 @@ async fn a_cut_connection_ends_the_extensions_and_releases_nothing() {
     assert!(after > life * 2 / 3 && after < 3 * life, "it ended after {after:?}");
 }
 
+/// Drops all packets that arrive for a connection from now on, so that none is acknowledged. The
+/// other end is not told.
+async fn cut_silently(connection: OwnedFd) {
+    // 21 is IP_MINTTL of <linux/in.h>: packets with a smaller TTL are dropped. On loopback, packets
+    // have a TTL of 64.
+    let cut = "import socket; socket.socket(fileno=0).setsockopt(socket.IPPROTO_IP, 21, 255)";
+    let mut python = Command::new("python3");
+    python.args(["-c", cut]).stdin(Stdio::from(connection));
+    let status = python.status().await.expect("python3 starts");
+    assert!(status.success(), "{status}");
+}
+
+#[tokio::test]
+async fn a_silent_cut_ends_the_extensions_within_45_s() {
+    // At level trace, the log of all the polls below would be long.
+    let gateway = Launch::embedded().env("RUST_LOG", "info").start().await;
+    let life = Duration::from_secs(6);
+    let stream = TcpStream::connect(gateway.address()).await.expect("the gateway listens");
+    let connection = stream.as_fd().try_clone_to_owned().expect("a descriptor");
+    let body = json!({ "ttl_ms": life.as_millis() as u64 });
+    let opened = Events::over(stream, Method::POST, "/locks/a", &HeaderMap::new(), &body).await;
+    let mut events = opened.expect("a stream");
+    events.next_of("granted", &[]).await;
+    cut_silently(connection).await;
+    let cut = Instant::now();
+    loop {
+        let held = is_held(&gateway, "a").await;
+        if Samples::of(&gateway).await.is("redlock_event_streams", &[], 0.0) {
+            break;
+        }
+        assert!(held, "the gateway extends the lock until it notices the cut");
+        assert!(cut.elapsed() < CUT_NOTICED_WITHIN, "the cut was not noticed");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let noticed = Instant::now();
+    assert!(noticed - cut > 2 * life, "noticed after {:?}: not silent", noticed - cut);
+    assert!(is_held(&gateway, "a").await, "nothing is released");
+    eventually("the lock ends", async || (!is_held(&gateway, "a").await).then_some(())).await;
+    let after = noticed.elapsed();
+    assert!(after > life / 3 && after < 2 * life, "it ended after {after:?}");
+}
+
 #[tokio::test]
 async fn stream_resumes_at_another_gateway() {
     let servers = masters(3);
@@ -175,6 +224,38 @@ async fn lost_is_sent_before_validity_ends() {
 }
 
 #[tokio::test]
+async fn a_stream_ends_with_lost_at_max_hold() {
+    let max_hold = Duration::from_millis(TTL_MS);
+    let gateway = Launch::embedded()
+        .flag("--max-ttl", "3s")
+        .flag("--default-ttl", "3s")
+        .flag("--max-hold", "3s");
+    let gateway = gateway.start().await;
+    let sent = Instant::now();
+    let mut events = holding(&gateway, "a", json!({ "ttl_ms": TTL_MS })).await;
+    let mut last = events.next_of("granted", &[]).await;
+    let lost = loop {
+        let event = events.next().await;
+        match event.kind.as_str() {
+            "extended" => last = event,
+            // On a slow machine, an extension may fail. The gateway tries again.
+            "unknown" => {}
+            "lost" => break event,
+            other => panic!("{other}"),
+        }
+    };
+    assert!(Instant::now() < relied_on_until(sent, &last), "it is told before the validity ends");
+    assert!(sent.elapsed() > max_hold, "lost after {:?}", sent.elapsed());
+    assert_eq!((&*last.kind, &lost.data["code"]), ("extended", &json!("max_hold_reached")));
+    assert_eq!(lost.data["status"], 409, "{lost:?}");
+    let detail = lost.data["detail"].as_str().expect("a text");
+    assert!(detail.contains("the limit is 3s"), "{lost:?}");
+    assert_eq!(events.try_next().await, None);
+    assert!(is_held(&gateway, "a").await, "the lock is not released");
+    eventually("the lock ends", async || (!is_held(&gateway, "a").await).then_some(())).await;
+}
+
+#[tokio::test]
 async fn an_error_before_the_stream_is_an_ordinary_answer() {
     let gateway = Launch::embedded().start().await;
     gateway.acquire_for("held", 60_000).await;
@@ -186,6 +267,14 @@ async fn an_error_before_the_stream_is_an_ordinary_answer() {
     refused("a", &[("lock-token", "x")], json!({})).await.problem(400, "invalid_token");
     let short = refused("a", &[], json!({ "ttl_ms": 999 })).await.problem(400, "invalid_ttl");
     assert_eq!(short["detail"], "ttl_ms is 999; a stream needs at least 1000");
+    let headers = HeaderMap::new();
+    let body = json!({ "names": ["x", "y"] });
+    let set = Events::open_by(Method::POST, gateway.address(), "/locks", &headers, &body).await;
+    let set = set.err().expect("no stream").problem(400, "invalid_parameter");
+    let detail = "an event stream holds one lock or its slots, not a set; \
+                  leave out Accept: text/event-stream";
+    assert_eq!(set["detail"], detail);
+    assert!(!is_held(&gateway, "x").await, "nothing was acquired");
     // Without a stream the header has no effect.
     let call = gateway.call(Method::POST, lock_path("a")).header("lock-token", "x");
     assert_eq!(call.send().await.status, 201);

@@ -1,17 +1,19 @@
 //! Streams of events about a lock, and about all locks with a prefix.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Method};
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::net::TcpSocket;
 
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{eventually, masters};
 use crate::support::metrics::Samples;
-use crate::support::stream::{Event, Events};
+use crate::support::stream::{Event, Events, unread_bytes};
 use crate::support::waiters::{answer, start_waiting, waiting_acquire};
 
 /// Time within which a change at another gateway appears: a poll each second, on a busy machine.
@@ -300,5 +302,77 @@ async fn a_hand_over_by_force_names_the_holder_that_lost_the_lock() {
         // Nothing else happened in between.
         let released = events.next_of("released", &["waiters"]).await;
         assert_eq!(released.data["fencing_token"], next.fencing);
+    }
+}
+
+/// Slots of a lock. A grant of all slots is a change of each one.
+const SLOTS: usize = 256;
+/// Changes of one lock that the gateway buffers for a watcher.
+const BUFFERED: usize = 512;
+/// Changes that have left the gateway's buffer, and that the kernel does not have. The gateway's
+/// library is writing them, or the client's library has read them. Both have less than 200 KiB.
+const IN_LIBRARIES: usize = 150;
+/// Changes after which the test gives up.
+const MOST_CHANGES: usize = 50_000;
+
+/// Waits until a watcher has got this change of each slot. Returns the size of the smallest event.
+async fn each_slot(events: &mut Events, kind: &str, lease: &Lease) -> usize {
+    let mut slots = BTreeSet::new();
+    let mut smallest = usize::MAX;
+    while slots.len() < SLOTS {
+        // If the gateway reads a lock slowly, the lock may seem to be extended.
+        let event = events.next_of(kind, &["extended"]).await;
+        assert_eq!(event.data["fencing_token"], lease.fencing);
+        let slot = event.data["slot"].as_u64().unwrap_or(1);
+        assert!(slots.insert(slot), "{kind} twice: slot {slot}");
+        smallest = smallest.min(event.data.to_string().len());
+    }
+    smallest
+}
+
+/// The gateway closes a connection that takes no bytes for 30 s. The changes take a few seconds.
+#[tokio::test]
+async fn a_watcher_that_does_not_read_lags_alone() {
+    let gateway = Launch::embedded().env("RUST_LOG", "info").start().await;
+    let path = "/locks/pool?slots=1";
+    let mut quick = gateway.events(path).await;
+    quick.next_of("snapshot", &[]).await;
+    let socket = TcpSocket::new_v4().expect("a socket");
+    // The kernel does not enlarge a buffer whose size was set.
+    socket.set_recv_buffer_size(64 * 1024).expect("a size");
+    let stream = socket.connect(gateway.address()).await.expect("the gateway listens");
+    let reader = stream.local_addr().expect("an address");
+    let opened = Events::over(stream, Method::GET, path, &HeaderMap::new(), &Value::Null).await;
+    let mut slow = opened.expect("a stream");
+    slow.next_of("snapshot", &[]).await;
+
+    // In JSON, this character takes six bytes. So an event has 3.6 KB.
+    let metadata = json!({ "text": "\u{1}".repeat(600) });
+    let body = json!({ "slots": SLOTS, "take": SLOTS, "ttl_ms": 60_000, "metadata": metadata });
+    let mut changes = 0;
+    let mut smallest = usize::MAX;
+    loop {
+        let lease = Lease::from(&gateway.post("pool", body.clone()).await);
+        smallest = smallest.min(each_slot(&mut quick, "held", &lease).await);
+        assert_eq!(gateway.delete("pool", &lease.token).await.status, 204);
+        smallest = smallest.min(each_slot(&mut quick, "released", &lease).await);
+        changes += 2 * SLOTS;
+        // The kernel has no more changes than this, because each takes more bytes than its data.
+        let in_kernel = unread_bytes(gateway.address(), reader) / smallest;
+        if changes > in_kernel + IN_LIBRARIES + BUFFERED {
+            break;
+        }
+        assert!(changes < MOST_CHANGES, "the kernel has {in_kernel} of {changes} changes");
+    }
+    let lease = Lease::from(&gateway.post("pool", body).await);
+    each_slot(&mut quick, "held", &lease).await;
+
+    let lagged = slow.next_of("lagged", &["held", "released", "extended"]).await;
+    assert!(lagged.data["missed"].as_u64() > Some(0), "{lagged:?}");
+    let snapshot = slow.next_of("snapshot", &[]).await;
+    assert_eq!(snapshot.data["fencing_token"], lease.fencing);
+    assert_eq!(gateway.delete("pool", &lease.token).await.status, 204);
+    for events in [&mut slow, &mut quick] {
+        each_slot(events, "released", &lease).await;
     }
 }

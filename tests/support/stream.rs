@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
@@ -14,6 +15,10 @@ use tokio::time::timeout;
 
 use crate::support::client::Answer;
 use crate::support::harness::PATIENCE;
+
+/// Bytes that the client's library reads ahead: the fewest that it allows. While a test does not
+/// read a stream, all other bytes stay in the kernel.
+const READ_AHEAD: usize = 8 * 1024;
 
 /// An event.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,8 +60,23 @@ impl Events {
         body: &Value,
     ) -> Result<Self, Answer> {
         let stream = TcpStream::connect(address).await.expect("the gateway listens");
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+        Self::over(stream, method, path, headers, body).await
+    }
+
+    /// Opens a stream on an open connection.
+    pub(crate) async fn over(
+        stream: TcpStream,
+        method: Method,
+        path: &str,
+        headers: &HeaderMap,
+        body: &Value,
+    ) -> Result<Self, Answer> {
+        let address = stream.peer_addr().expect("an open connection");
+        let (mut sender, connection) = http1::Builder::new()
+            .max_buf_size(READ_AHEAD)
+            .handshake(TokioIo::new(stream))
+            .await
+            .expect("HTTP/1.1");
         let connection = tokio::spawn(async move { drop(connection.await) });
         let has_body = !body.is_null();
         let body = if has_body { body.to_string() } else { String::new() };
@@ -126,4 +146,39 @@ pub(super) fn parsed(block: &str) -> Option<Event> {
     let kind = field("event")?.to_owned();
     let data = serde_json::from_str(field("data").expect("data")).expect("JSON");
     Some(Event { id: field("id").unwrap_or_default().to_owned(), kind, data })
+}
+
+/// Bytes that one end of a connection has sent and the other end has not read, from the kernel's
+/// table of connections. Bytes whose acknowledgement is on its way count twice.
+pub(crate) fn unread_bytes(sender: SocketAddr, reader: SocketAddr) -> usize {
+    let sender = in_table(sender);
+    let reader = in_table(reader);
+    let table = || std::fs::read_to_string("/proc/net/tcp").expect("Linux has this table");
+    // The kernel writes the table in parts. When other connections end meanwhile, a line may be
+    // missing.
+    let mut tables = std::iter::repeat_with(table).take(100);
+    let found = tables.find_map(|table| {
+        let (unacknowledged, _) = queues(&table, &sender, &reader)?;
+        let (_, received) = queues(&table, &reader, &sender)?;
+        Some(unacknowledged + received)
+    });
+    found.expect("an open connection")
+}
+
+/// An address as the table shows it: the bytes of the IP address are a number of this machine.
+fn in_table(address: SocketAddr) -> String {
+    let SocketAddr::V4(address) = address else { panic!("{address} is no IPv4 address") };
+    let ip = u32::from_ne_bytes(address.ip().octets());
+    format!("{ip:08X}:{:04X}", address.port())
+}
+
+/// The bytes in the send queue and in the receive queue of one end of a connection.
+fn queues(table: &str, local: &str, remote: &str) -> Option<(usize, usize)> {
+    let bytes = |text: &str| usize::from_str_radix(text, 16).expect("a hexadecimal number");
+    table.lines().find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let [_, from, to, _, lengths, ..] = fields[..] else { return None };
+        let (send, receive) = lengths.split_once(':')?;
+        (from == local && to == remote).then(|| (bytes(send), bytes(receive)))
+    })
 }
