@@ -46,6 +46,11 @@ def address(node):
     return f"10.99.0.{10 + number(node)}"
 
 
+def zone(node):
+    """Three zones: zone-a and zone-b with two nodes each, zone-c with one."""
+    return f"zone-{'aabbc'[NODES.index(node)]}"
+
+
 # ---- preparing -------------------------------------------------------------------------------------------------------
 
 
@@ -351,7 +356,8 @@ state = "/run/{node}"
         run(["ctr", "--address", socket, "--namespace", "k8s.io", "images", "import", images], 300)
         kubelet = self.start(f"{node}-kubelet", [
             self.bin / "kubelet", "--config", folder / "kubelet.yaml", "--kubeconfig", self.config(node), "--root-dir", folder / "kubelet",
-            "--hostname-override", node, "--node-ip", address(node), "--cert-dir", folder / "pki"], node)
+            "--hostname-override", node, "--node-ip", address(node), "--cert-dir", folder / "pki",
+            "--node-labels", f"topology.kubernetes.io/zone={zone(node)}"], node)
         self.start(f"{node}-proxy", [self.bin / "kube-proxy", "--config", folder / "proxy.yaml"], node)
         # kube-router ends if it does not find its node.
         until(f"{node} is registered", lambda: succeeds([*self.words(), "get", "node", node], 10), 60, [kubelet])

@@ -7,8 +7,13 @@ from pathlib import Path
 BEGAN = time.monotonic()
 
 
+def elapsed():
+    """The seconds since the start of the test."""
+    return time.monotonic() - BEGAN
+
+
 def say(word, what):
-    print(f"{word} [{time.monotonic() - BEGAN:5.1f} s] {what}", flush=True)
+    print(f"{word} [{elapsed():5.1f} s] {what}", flush=True)
 
 
 def ok(what):
