@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::client::{Connection, Target};
 use crate::report::{Latencies, Row};
@@ -22,6 +23,7 @@ pub(crate) const HELD_BODY: &str = r#"{"ttl_ms":300000}"#;
 pub(crate) const STOP_WITHIN: Duration = Duration::from_secs(10);
 /// The time limit for using every name once: this long for each name.
 const FILL_PER_NAME: Duration = Duration::from_millis(5);
+const PROBE_EVERY: Duration = Duration::from_millis(10);
 
 /// The names of the locks that a connection acquires and releases.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -164,6 +166,36 @@ async fn cycle(
         tally.release.record(elapsed);
     }
     Ok(())
+}
+
+/// What a client saw that uses a gateway beside the measured load.
+pub(crate) struct Probed {
+    /// Each latency covers an acquire and a release.
+    pub(crate) latencies: Latencies,
+    pub(crate) failed: u64,
+}
+
+/// Acquires and releases unrelated names repeatedly. The turns have fixed times. If an answer comes
+/// after the time of the next turn, that turn counts from the time at which it was due.
+pub(crate) async fn probe(connection: &mut Connection, time: Duration) -> Result<Probed, String> {
+    let mut probed = Probed { latencies: Latencies::new(), failed: 0 };
+    let mut ticks = interval(PROBE_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let began = Instant::now();
+    let mut free = began;
+    while began.elapsed() < time {
+        let due = ticks.tick().await.into_std();
+        let from = if free > due { due } else { Instant::now() };
+        let name = rand::random();
+        let answer = connection.acquire(name, BODY).await?;
+        probed.failed += match answer.granted() {
+            Some(token) => u64::from(connection.release(name, token).await?.status != 204),
+            None => 1,
+        };
+        free = Instant::now();
+        probed.latencies.record(free - from);
+    }
+    Ok(probed)
 }
 
 /// Locks that are held during another measurement.

@@ -25,16 +25,22 @@
 //! | `network` | the delay |
 //! | `worker_pool` | workers on threads: run, count, stop |
 //! | `client` | the HTTP client of the load |
+//! | `streams` | the client's end of a stream of events |
 //! | `load` | connections that acquire and release, their counts, and locks held meanwhile |
 //! | `pictures` | pictures and a table of finished runs |
 //! | `report` | results: rows of figures, and when they are worthless |
 //! | `contended` | one lock, waiting beside polling |
 //! | `renewals` | extensions, one lock with each request and many |
+//! | `held_renewals` | very many locks that are renewed once in 10 s: their memory and CPU time |
 //! | `waiters` | ten thousand waiting requests: their memory, and their effect on others |
+//! | `held_streams` | a thousand streams that keep their locks: their memory, and how early a loss is told |
+//! | `watchers` | ten thousand streams of events: their memory, and their effect on others |
 
 mod client;
 mod contended;
 mod contenders;
+mod held_renewals;
+mod held_streams;
 mod in_process;
 mod load;
 mod masters;
@@ -45,8 +51,10 @@ mod renewals;
 mod report;
 mod servers;
 mod stage;
+mod streams;
 mod suite;
 mod waiters;
+mod watchers;
 mod worker_pool;
 mod workload;
 

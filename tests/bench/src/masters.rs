@@ -111,10 +111,14 @@ impl Masters {
     /// Begins the condition. Call this when the contender is ready, before its load starts. End the
     /// turn when the figures are taken.
     pub(crate) fn begin_turn(&self) -> Result<Turn<'_>, String> {
-        let stopped = (self.condition == Condition::Stopped)
-            .then(|| Stopped::stop(self.last()))
-            .transpose()?;
-        Ok(Turn { stopped })
+        let stopped = (self.condition == Condition::Stopped).then(|| self.last());
+        Ok(Turn { stopped: stopped.map(Stopped::stop).into_iter().collect::<Result<_, _>>()? })
+    }
+
+    /// Stops a majority of the masters. They continue when the turn ends.
+    pub(crate) fn stop_majority(&self) -> Result<Turn<'_>, String> {
+        let majority = self.servers.iter().take(MASTERS / 2 + 1);
+        Ok(Turn { stopped: majority.map(Stopped::stop).collect::<Result<_, _>>()? })
     }
 
     /// The median round trip of a PING to the last master, on an idle system. Every condition that
@@ -129,6 +133,11 @@ impl Masters {
             times.push(millis(began.elapsed()));
         }
         Ok(median(times))
+    }
+
+    /// The resident memory of all masters together, in bytes.
+    pub(crate) fn memory(&self) -> Result<f64, String> {
+        self.servers.iter().map(|(process, _)| Ok(process.memory()?.now)).sum()
     }
 
     fn last(&self) -> &(Process, SocketAddr) {
@@ -146,22 +155,24 @@ impl Masters {
 /// A turn. The masters keep the condition while this value lives.
 #[must_use = "the condition ends with it"]
 pub(crate) struct Turn<'a> {
-    stopped: Option<Stopped<'a>>,
+    stopped: Vec<Stopped<'a>>,
 }
 
 impl Turn<'_> {
     /// Ends the condition. Returns when all masters answer again.
     pub(crate) async fn end(self) -> Result<(), String> {
-        let Some(stopped) = self.stopped else { return Ok(()) };
-        let address = stopped.master.1;
-        drop(stopped);
-        let answer = async { ping(&mut connect(address).await?).await };
-        match tokio::time::timeout(READY_WITHIN, answer).await {
-            Ok(result) => result,
-            Err(_) => Err(format!(
-                "the master at {address} was stopped and does not answer {READY_WITHIN:?} later"
-            )),
+        for stopped in self.stopped {
+            let address = stopped.master.1;
+            drop(stopped);
+            let answer = async { ping(&mut connect(address).await?).await };
+            let answer = tokio::time::timeout(READY_WITHIN, answer).await;
+            answer.map_err(|_| {
+                format!(
+                    "the master at {address} was stopped and does not answer {READY_WITHIN:?} later"
+                )
+            })??;
         }
+        Ok(())
     }
 }
 

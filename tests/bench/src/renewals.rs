@@ -37,7 +37,7 @@ pub(crate) async fn measure(
     let target = Target::plain(free_address()?);
     let gateway = programs.start_gateway("gateway", target, "", &masters, &[], &scratch).await?;
     eprintln!("acquiring {LOCKS} locks");
-    let tokens = take(&gateway.target, threads).await?;
+    let tokens = take(&gateway.target, LOCKS, threads).await?;
     let name = |leases: usize| match leases {
         1 => "PATCH /locks/{name}".to_owned(),
         _ => format!("PATCH /locks, {leases} leases"),
@@ -62,8 +62,8 @@ pub(crate) async fn measure(
     Ok(())
 }
 
-/// Acquires the locks 0 to [`LOCKS`], and returns their tokens in this order.
-async fn take(target: &Target, threads: u32) -> Result<Vec<String>, String> {
+/// Acquires the locks 0 to `locks`, and returns their tokens in this order.
+pub(crate) async fn take(target: &Target, locks: u64, threads: u32) -> Result<Vec<String>, String> {
     let connections = ROWS[0].1;
     let target = target.clone();
     let pool = WorkerPool::start(connections, threads, move |worker, _| {
@@ -71,7 +71,7 @@ async fn take(target: &Target, threads: u32) -> Result<Vec<String>, String> {
         async move {
             let mut connection = target.open().await?;
             let mut tokens = Vec::new();
-            for lock in share(LOCKS, worker, connections) {
+            for lock in share(locks, worker, connections) {
                 tokens.push((lock, connection.settled_acquire(lock, HELD_BODY).await?));
             }
             Ok(tokens)
@@ -92,10 +92,10 @@ struct Turn<'a> {
 
 /// What one connection has done.
 #[derive(Default)]
-struct Tally {
-    extended: u64,
-    errors: u64,
-    first_error: Option<String>,
+pub(crate) struct Tally {
+    pub(crate) extended: u64,
+    pub(crate) errors: u64,
+    pub(crate) first_error: Option<String>,
 }
 
 impl Turn<'_> {
@@ -149,7 +149,7 @@ impl Turn<'_> {
 }
 
 /// One request, again and again.
-struct Ask {
+pub(crate) struct Ask {
     path: String,
     token: String,
     body: String,
@@ -157,7 +157,7 @@ struct Ask {
 }
 
 impl Ask {
-    fn new(locks: &[u64], tokens: &[String]) -> Self {
+    pub(crate) fn new(locks: &[u64], tokens: &[String]) -> Self {
         let token = |lock: u64| &tokens[lock as usize];
         if let [lock] = locks {
             let (path, token) = (path(*lock), token(*lock).clone());
@@ -177,7 +177,11 @@ impl Ask {
     }
 
     /// Sends the request. Returns how many locks were extended.
-    async fn send(&self, connection: &mut Connection, tally: &mut Tally) -> Result<u64, String> {
+    pub(crate) async fn send(
+        &self,
+        connection: &mut Connection,
+        tally: &mut Tally,
+    ) -> Result<u64, String> {
         let answer = connection.ask(Method::PATCH, &self.path, &self.token, &self.body).await?;
         let text = std::str::from_utf8(&answer.body).unwrap_or_default();
         // To parse each answer would cost more than the gateway's own work.

@@ -10,7 +10,7 @@ use crate::contenders::{Contender, Programs};
 use crate::report::{Run, Table, cores, machine, source};
 use crate::stage::Stage;
 use crate::workload::{Workload, WorkloadKind};
-use crate::{contended, renewals, waiters};
+use crate::{contended, held_renewals, held_streams, renewals, waiters, watchers};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -72,9 +72,12 @@ impl Options {
     fn lineup(&self, workload: Workload) -> Vec<Contender> {
         let all = match workload.kind() {
             WorkloadKind::Load(spec) => spec.lineup,
-            WorkloadKind::Contended | WorkloadKind::Renewals | WorkloadKind::Waiters => {
-                &[Contender::Gateway]
-            }
+            WorkloadKind::Contended
+            | WorkloadKind::Renewals
+            | WorkloadKind::HeldRenewals
+            | WorkloadKind::Waiters
+            | WorkloadKind::Watchers
+            | WorkloadKind::HeldStreams => &[Contender::Gateway],
         };
         all.iter()
             .copied()
@@ -157,7 +160,16 @@ async fn run_workload(
         WorkloadKind::Renewals => {
             renewals::measure(programs, window, rounds, load_threads, table).await
         }
+        WorkloadKind::HeldRenewals => {
+            held_renewals::measure(programs, window, options.quick, load_threads, table).await
+        }
         WorkloadKind::Waiters => waiters::measure(programs, options.quick, table).await,
+        WorkloadKind::Watchers => {
+            watchers::measure(programs, window, rounds, options.quick, table).await
+        }
+        WorkloadKind::HeldStreams => {
+            held_streams::measure(programs, rounds, options.quick, table).await
+        }
     }
 }
 

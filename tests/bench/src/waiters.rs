@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::client::{Connection, Target};
 use crate::contenders::{Programs, Running};
-use crate::load::Holders;
+use crate::load::{Holders, Probed, probe};
 use crate::masters::{Condition, Masters};
-use crate::report::{Latencies, Row, Table, Unit, millis};
+use crate::report::{Row, Table, Unit, millis};
 use crate::servers::{Accounts, allow_open_files, free_address, scratch};
 
 /// The waiters' `wait_ms`. It is longer than all steps until the holders release.
@@ -38,7 +38,6 @@ const OPENING: usize = 64;
 /// How many files are open besides the waiters' connections, in this program or in the gateway.
 const OTHER_FILES: u32 = 200;
 const CHECK_EVERY: Duration = Duration::from_millis(20);
-const PROBE_EVERY: Duration = Duration::from_millis(10);
 
 /// The moment at which a waiter was granted the lock, or the other answer that it got.
 type Outcome = Result<Instant, String>;
@@ -213,28 +212,8 @@ impl Run<'_> {
         Ok(bytes)
     }
 
-    /// Acquires and releases an unrelated name repeatedly. Each latency covers both requests. The
-    /// turns have fixed times. If an answer comes after the time of the next turn, that turn counts
-    /// from the time at which it was due.
     async fn probe(&mut self, what: &str) -> Result<(), String> {
-        let mut latencies = Latencies::new();
-        let mut failed = 0;
-        let mut ticks = interval(PROBE_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-        let began = Instant::now();
-        let mut free = began;
-        while began.elapsed() < self.probe_for {
-            let due = ticks.tick().await.into_std();
-            let from = if free > due { due } else { Instant::now() };
-            let name = rand::random();
-            let answer = self.probe.acquire(name, r#"{"ttl_ms":30000}"#).await?;
-            failed += match answer.granted() {
-                Some(token) => u64::from(self.probe.release(name, token).await?.status != 204),
-                None => 1,
-            };
-            free = Instant::now();
-            latencies.record(free - from);
-        }
+        let Probed { latencies, failed } = probe(&mut self.probe, self.probe_for).await?;
         self.row.add_latencies(what, &latencies);
         if failed > 0 {
             self.row.remarks.push(format!("{what}: {failed} of {} failed", latencies.count()));

@@ -88,9 +88,20 @@ pub(crate) enum Workload {
     /// extend 1,000
     #[value(name = "renewals")]
     Renewals,
+    /// 30,000, 100,000 and 300,000 locks are held, and each is extended once in 10 s; only 30,000 in
+    /// a quick run
+    #[value(name = "held-renewals")]
+    HeldRenewals,
     /// 10,000 requests wait for 1,000 locks at one gateway, 10 each; 2,000 for 200 in a quick run
     #[value(name = "waiters")]
     Waiters,
+    /// 10,000 streams watch 100 locks, while these or other locks change 1,000 times a second; 2,000
+    /// streams in a quick run
+    #[value(name = "watchers")]
+    Watchers,
+    /// 1,000 streams keep their locks until a majority of the masters stops, 200 in a quick run
+    #[value(name = "held-streams")]
+    HeldStreams,
 }
 
 /// How a workload is measured.
@@ -99,7 +110,10 @@ pub(crate) enum WorkloadKind {
     /// A workload that the module of the same name measures.
     Contended,
     Renewals,
+    HeldRenewals,
     Waiters,
+    Watchers,
+    HeldStreams,
 }
 
 /// Contenders that take turns, all under the same load.
@@ -155,7 +169,10 @@ impl Workload {
             Self::Held100k => held(100_000),
             Self::Contended => return WorkloadKind::Contended,
             Self::Renewals => return WorkloadKind::Renewals,
+            Self::HeldRenewals => return WorkloadKind::HeldRenewals,
             Self::Waiters => return WorkloadKind::Waiters,
+            Self::Watchers => return WorkloadKind::Watchers,
+            Self::HeldStreams => return WorkloadKind::HeldStreams,
         })
     }
 
@@ -181,7 +198,7 @@ impl Workload {
         };
         match twin.kind() {
             WorkloadKind::Load(spec) => Some((twin, spec)),
-            WorkloadKind::Contended | WorkloadKind::Renewals | WorkloadKind::Waiters => None,
+            _ => None,
         }
     }
 
