@@ -63,7 +63,9 @@ pub(super) struct Watches {
     /// Open streams of events.
     streams: Counter,
     state: Mutex<State>,
-    /// Wakes the poller.
+    /// Tells the poller of the first watcher.
+    begun: Notify,
+    /// Tells the poller that a queue has changed, or that a lock is to be read soon.
     wake: Notify,
     /// Lets requests run between deliveries.
     turns: Turns,
@@ -117,6 +119,7 @@ impl Watches {
                 lines: HashSet::new(),
                 to_read: HashSet::new(),
             }),
+            begun: Notify::new(),
             wake: Notify::new(),
             turns: Turns::default(),
             process: fastrand::u32(1..),
@@ -318,6 +321,7 @@ impl Watches {
         // The poller changes the flag under the same lock.
         self.is_active.store(true, Ordering::Release);
         drop(state);
+        self.begun.notify_one();
         self.wake.notify_one();
         Ok(Watcher {
             changes,

@@ -1,6 +1,7 @@
 //! Polls watched locks for changes by other gateways.
 //!
-//! Locks that are watched by name are inspected about once a second. For watched prefixes, the held
+//! Locks that are watched by name are inspected about once a second, one after another over that
+//! second: at once, they would delay the requests of clients. For watched prefixes, the held
 //! locks are listed. A listing reads all locks of the masters. So the pause after a listing is ten
 //! times its duration.
 
@@ -22,8 +23,7 @@ use crate::gateway::waiters::waiters;
 const BATCH_WINDOW: Duration = Duration::from_millis(50);
 /// The pause after a listing, in durations of that listing.
 const PAUSE_PER_LISTING: u32 = 10;
-/// Limit on the inspections under way. Each may read 256 slots, and a burst of more keys would delay
-/// the requests of clients.
+/// Limit on the inspections under way. Each may read 256 slots.
 const MAX_CONCURRENT_READS: usize = 8;
 /// Locks on a page of a listing.
 const PAGE_LOCKS: usize = 1_000;
@@ -33,11 +33,16 @@ const COMPARED_AT_ONCE: usize = 256;
 /// Polls, and gives turns to streams, for ever.
 pub(crate) async fn poll(watches: &Watches, locks: &Redlock) {
     let turns = watches.turns.give();
-    tokio::join!(poll_names(watches, locks), poll_prefixes(watches, locks), turns);
+    tokio::join!(
+        poll_names(watches, locks),
+        read_soon(watches, locks),
+        poll_prefixes(watches, locks),
+        turns
+    );
 }
 
+/// Inspects each lock that is watched by name once in each [`INTERVAL`].
 async fn poll_names(watches: &Watches, locks: &Redlock) {
-    let mut next_poll = tokio::time::Instant::now();
     let mut round = 0;
     loop {
         let is_idle = {
@@ -50,34 +55,40 @@ async fn poll_names(watches: &Watches, locks: &Redlock) {
             is_idle
         };
         if is_idle {
-            watches.wake.notified().await;
+            watches.begun.notified().await;
             continue;
         }
-        tokio::select! {
-            () = tokio::time::sleep_until(next_poll) => {
-                next_poll = tokio::time::Instant::now() + INTERVAL;
-                round += 1;
-                let due = watches.state.lock().due(round);
-                inspect(watches, locks, due).await;
-                watches.state.lock().forget_unwatched();
-            }
-            () = watches.wake.notified() => {
-                tokio::time::sleep(BATCH_WINDOW).await;
-                let to_read = std::mem::take(&mut watches.state.lock().to_read);
-                inspect(watches, locks, to_read.into_iter().map(|name| (name, Slots::MAX))).await;
-            }
-        }
+        round += 1;
+        let start = tokio::time::Instant::now();
+        let due = watches.state.lock().due(round);
+        inspect(watches, locks, due, INTERVAL).await;
+        watches.state.lock().forget_unwatched();
+        publish_queues(watches, locks);
+        tokio::time::sleep_until(start + INTERVAL).await;
+    }
+}
+
+/// Inspects locks whose state this gateway does not know, and publishes queues that have changed.
+async fn read_soon(watches: &Watches, locks: &Redlock) {
+    loop {
+        watches.wake.notified().await;
+        tokio::time::sleep(BATCH_WINDOW).await;
+        let to_read = std::mem::take(&mut watches.state.lock().to_read);
+        let to_read = to_read.into_iter().map(|name| (name, Slots::MAX)).collect();
+        inspect(watches, locks, to_read, Duration::ZERO).await;
         publish_queues(watches, locks);
     }
 }
 
-/// Inspects locks, with so many of their slots, and publishes what is new.
-async fn inspect(
-    watches: &Watches,
-    locks: &Redlock,
-    due: impl IntoIterator<Item = (LockName, u16)>,
-) {
-    let inspections = stream::iter(due).map(|(name, count)| async move {
+/// Inspects locks, with so many of their slots, and publishes what is new. The inspections begin one
+/// after another, spread evenly over the time `over`.
+async fn inspect(watches: &Watches, locks: &Redlock, due: Vec<(LockName, u16)>, over: Duration) {
+    let start = tokio::time::Instant::now();
+    let pause = over / u32::try_from(due.len()).unwrap_or(u32::MAX).max(1);
+    let inspections = stream::iter((0..).zip(due)).map(|(index, (name, count))| async move {
+        if !pause.is_zero() {
+            tokio::time::sleep_until(start + pause * index).await;
+        }
         let began = Instant::now();
         let inspection = locks.inspect_slots(&name, count).await;
         let mut state = watches.state.lock();
@@ -132,7 +143,7 @@ async fn list(watches: &Watches, locks: &Redlock) -> Duration {
         // A listing may miss a held lock. So each missing lock is read again.
         let gone =
             watches.state.lock().gone(began, |stored| is_listed(stored) && !found.contains(stored));
-        inspect(watches, locks, gone).await;
+        inspect(watches, locks, gone.into_iter().collect(), Duration::ZERO).await;
     } else {
         watches.state.lock().end_expired();
     }

@@ -16,12 +16,13 @@ use tokio::time::Instant;
 /// How many streams get a turn at once, for each thread of the runtime. A delivery takes about 20 µs
 /// (measured), so a request waits for about 300 µs at most at each of its steps.
 const AT_ONCE: usize = 16;
-/// Deliveries may take a quarter of the time (1 / `SHARE`). If requests run between two deliveries,
+/// Deliveries may take an eighth of the time (1 / `SHARE`). With a quarter, 10,000 streams slowed other
+/// clients by 30 to 60 % (`redlock-bench --workload watchers`). If requests run between two deliveries,
 /// their time counts as well. So a busy gateway delivers later.
-const SHARE: u32 = 4;
+const SHARE: u32 = 8;
 /// How long deliveries may take without a pause, after a time without deliveries: enough for some
-/// 1,000 deliveries on one thread.
-const MAX_CREDIT: Duration = Duration::from_millis(25);
+/// 500 deliveries on one thread.
+const MAX_CREDIT: Duration = Duration::from_millis(10);
 
 /// The queue of streams that have something to deliver.
 #[derive(Debug)]
