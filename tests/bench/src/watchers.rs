@@ -5,8 +5,8 @@
 //! Both kinds of turns have the same streams, masters and gateway, so the ratio shows only the cost of
 //! the events.
 //!
-//! The streams are read by one thread of this program. It shares the processors with gateway and
-//! masters, so the other client also feels this thread. Real watchers would run elsewhere.
+//! The streams are read by one thread of this program, at the lowest priority: real watchers would run
+//! elsewhere, and take no time from the gateway, the masters and the other client.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,8 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
+use rustix::process::setpriority_process;
+use rustix::thread::gettid;
 use tokio::sync::Semaphore;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval_at};
 
 use crate::client::{Answer, Connection, Target, path};
 use crate::contenders::{Programs, Running};
@@ -38,11 +40,12 @@ const OPENING: usize = 64;
 /// How many files are open besides the streams, in this program or in the gateway.
 const OTHER_FILES: u32 = 200;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The pause after each turn, in which late events arrive.
-const SETTLE: Duration = Duration::from_secs(2);
+/// If no event arrives for this long after a turn, none is late.
+const SETTLE: Duration = Duration::from_secs(1);
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 /// The lines of an event: its type, its id, its data and an empty one.
 const LINES_PER_EVENT: u64 = 4;
+const LOWEST_PRIORITY: i32 = 19;
 const PROBE: &str = "other client";
 
 /// Measures the watchers. It starts processes, so it must be called on the main thread.
@@ -66,6 +69,7 @@ pub(crate) async fn measure(
     let first: u64 = rand::random();
     let name = |number: u64| first.wrapping_add(number);
     let mut run = Run {
+        watchers,
         window,
         masters: &masters,
         gateway: &gateway,
@@ -75,7 +79,7 @@ pub(crate) async fn measure(
         seen: Arc::default(),
     };
     let mut rows = [Row::new("unwatched locks change"), Row::new("watched locks change")];
-    let result = run.measure(watchers, rounds, &mut rows).await;
+    let result = run.measure(rounds, &mut rows).await;
     let [unwatched, mut watched] = rows;
     watched.divide("÷ unwatched", &format!("{PROBE} p50 ms"), &unwatched);
     table.rows = vec![unwatched, watched];
@@ -83,6 +87,7 @@ pub(crate) async fn measure(
 }
 
 struct Run<'a> {
+    watchers: u32,
     window: Duration,
     masters: &'a Masters,
     gateway: &'a Running,
@@ -116,18 +121,14 @@ impl Seen {
 }
 
 impl Run<'_> {
-    async fn measure(
-        &mut self,
-        watchers: u32,
-        rounds: u32,
-        rows: &mut [Row; 2],
-    ) -> Result<(), String> {
+    async fn measure(&mut self, rounds: u32, rows: &mut [Row; 2]) -> Result<(), String> {
+        let watchers = self.watchers;
         // The first requests make allocations that the gateway keeps. They must not count as the
         // streams' memory.
         probe(&mut self.probe, self.window).await?;
         let before = self.gateway.process.memory()?.now;
         eprintln!("opening {watchers} streams");
-        let mut streams = self.open(watchers)?;
+        let mut streams = self.open()?;
         let began = Instant::now();
         while self.seen.open.load(Ordering::Relaxed) < watchers {
             streams.run_for(CHECK_EVERY).await?;
@@ -152,14 +153,19 @@ impl Run<'_> {
     }
 
     /// Starts the streams.
-    fn open(&self, watchers: u32) -> Result<WorkerPool<()>, String> {
+    fn open(&self) -> Result<WorkerPool<()>, String> {
         let (address, watched) = (self.gateway.target.address, self.watched.clone());
         let (seen, opening) = (self.seen.clone(), Arc::new(Semaphore::new(OPENING)));
-        WorkerPool::start(watchers, 1, move |watcher, phase| {
+        WorkerPool::start(self.watchers, 1, move |watcher, phase| {
             let (seen, opening) = (seen.clone(), opening.clone());
             let lock = watched[watcher as usize % watched.len()];
             let reads_grants = (watcher as usize) < watched.len();
             async move {
+                if watcher == 0 {
+                    // The priority is that of this thread, which serves all streams.
+                    setpriority_process(Some(gettid()), LOWEST_PRIORITY)
+                        .map_err(|error| format!("cannot lower a priority: {error}"))?;
+                }
                 let permit = opening.acquire().await.map_err(|error| error.to_string())?;
                 let mut stream = EventStream::open(address, "GET", &path(lock), "").await?;
                 while !stream.event().await?.contains("event: snapshot") {}
@@ -187,7 +193,7 @@ impl Run<'_> {
         let locks = if is_watched { &self.watched } else { &self.unwatched };
         let changers = (0..CHANGERS).map(|changer| {
             let mine = share(NAMES, changer, CHANGERS).map(|at| locks[at as usize]).collect();
-            change(self.gateway.target.clone(), mine, self.window)
+            change(self.gateway.target.clone(), mine, self.window, changer)
         });
         let read = || Accounts::read([&self.gateway.process], self.masters.cpu()?);
         let lines = self.seen.lines.load(Ordering::Relaxed);
@@ -199,7 +205,7 @@ impl Run<'_> {
         let seconds = cpu.elapsed.as_secs_f64();
         let busy = cpu.server.as_secs_f64() * 100.0 / seconds;
         let events = (self.seen.lines.load(Ordering::Relaxed) - lines) / LINES_PER_EVENT;
-        streams.run_for(SETTLE).await?;
+        self.until_quiet(streams).await?;
 
         let Probed { latencies, failed } = probed;
         row.add_latencies(PROBE, &latencies);
@@ -216,6 +222,24 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Waits until no event has arrived for a time, so that late ones do not count in the next turn.
+    async fn until_quiet(&self, streams: &mut WorkerPool<()>) -> Result<(), String> {
+        let began = Instant::now();
+        let mut before = 0;
+        loop {
+            let lines = self.seen.lines.load(Ordering::Relaxed);
+            // Each stream gets two lines every 15 s, and none of them is an event.
+            if lines - before < u64::from(self.watchers) / 4 {
+                return Ok(());
+            }
+            if began.elapsed() > PATIENCE {
+                return Err(format!("events still arrive {PATIENCE:?} after the last change"));
+            }
+            before = lines;
+            streams.run_for(SETTLE).await?;
+        }
     }
 
     /// How long after the answer to the client that was granted a lock, the event was received.
@@ -239,14 +263,22 @@ struct Changed {
     refused: u64,
 }
 
-/// Acquires and releases its locks, one after another, at fixed times.
-async fn change(target: Target, locks: Vec<u64>, time: Duration) -> Result<Changed, String> {
+/// Acquires and releases its locks, one after another, at fixed times. The changers do not act at
+/// the same times.
+async fn change(
+    target: Target,
+    locks: Vec<u64>,
+    time: Duration,
+    changer: u32,
+) -> Result<Changed, String> {
     let mut connection = target.open().await?;
     let mut done = Changed { grants: Vec::new(), refused: 0 };
     // Each turn makes two changes.
-    let mut ticks = interval(Duration::from_secs(1) * 2 * CHANGERS / CHANGES);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let period = Duration::from_secs(1) * 2 * CHANGERS / CHANGES;
     let began = Instant::now();
+    let first = began + period * changer / CHANGERS;
+    let mut ticks = interval_at(first.into(), period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     for lock in locks.iter().cycle() {
         ticks.tick().await;
         if began.elapsed() > time {
