@@ -493,16 +493,18 @@ async fn refusals_that_the_client_stalls_are_few() {
     no_window.initial_window_size(0);
     let stalled = async || {
         let mut connections = Vec::new();
-        let mut answers = JoinSet::new();
+        // All are opened first, because each request would take a slot, too.
         for _ in 0..CONNECTIONS {
-            let connection = Http2::open_with(&stage.client, stage.address(), &no_window).await;
+            connections.push(Http2::open_with(&stage.client, stage.address(), &no_window).await);
+        }
+        let mut answers = JoinSet::new();
+        for connection in &connections {
             for _ in 0..100 {
                 let none = HeaderMap::new();
                 let (answer, _) =
                     connection.begin(Method::GET, "/locks/a", &none, &Value::Null).await;
                 answers.spawn(answer);
             }
-            connections.push(connection);
         }
         let (mut heads, mut reset) = (Vec::new(), 0);
         for answer in answers.join_all().await {
