@@ -16,6 +16,7 @@ import type { components } from "./generated/openapi.js";
 import { Guard, release } from "./guard.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
 import { defaultOwner, Place, type Waiting } from "./place.js";
+import { Streamed } from "./stream.js";
 import { LockSet, Single, type Target } from "./target.js";
 import { Together } from "./together.js";
 
@@ -114,6 +115,13 @@ export interface LockOptions {
   readonly slots?: number | undefined;
   /** How many of the `slots` this acquisition takes, all or none: by default 1. */
   readonly take?: number | undefined;
+  /**
+   * How the lock is extended. By default the guard sends requests. With `stream` the guard keeps a
+   * stream of events open, and the gateway extends the lock. This needs no timer of the guard, and a
+   * browser delays the timers of a page in the background. The TTL must be at least 1 s. In Node.js
+   * the stream keeps the process running.
+   */
+  readonly extendBy?: "requests" | "stream" | undefined;
   /** Stored beside the lock, for people. */
   readonly metadata?: Readonly<Record<string, string>> | undefined;
   /**
@@ -129,8 +137,8 @@ export interface LockOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** How to acquire a set of locks: the options of a single lock, but for those of its queue and slots. */
-export type SetOptions = Omit<LockOptions, "queue" | "slots" | "take">;
+/** How to acquire a set of locks: the options that a set has in common with a single lock. */
+export type SetOptions = Omit<LockOptions, "queue" | "slots" | "take" | "extendBy">;
 
 /**
  * The work under a lock. `signal` is aborted when the lock is lost; its reason is a
@@ -171,7 +179,12 @@ export class Client {
    */
   async lock(name: string, options: LockOptions = {}): Promise<Guard> {
     checkNames(options, LOCK_OPTIONS, name);
-    return this.#lock(new Single(this.#gateways, name, slotsOf(options)), options);
+    const { extendBy = "requests" } = options;
+    if (extendBy !== "requests" && extendBy !== "stream") {
+      throw new SetupError(`extendBy is ${JSON.stringify(extendBy)}; it has to be "requests" or "stream"`, name);
+    }
+    const Kind = extendBy === "stream" ? Streamed : Single;
+    return this.#lock(new Kind(this.#gateways, name, slotsOf(options)), options);
   }
 
   /**
@@ -200,6 +213,7 @@ export class Client {
     }
     const { lease, sent, deadline } = await this.#acquired(target, ttl, wait, timeout, options);
     if (options.signal?.aborted) {
+      target.end();
       void release(this.#gateways, target, { "Lock-Token": lease.token }, deadline).catch(() => {});
       throw options.signal.reason;
     }
@@ -294,6 +308,7 @@ export class Client {
     try {
       return await this.#granted(target, key, route, posts, place, ttl, patience, end, options);
     } catch (error) {
+      target.end();
       if (posts.mayBeGranted || place.isKept) {
         // The lock may have been granted, and nobody has the token. That holds after lock_held too:
         // a gateway that still works on an unanswered POST may grant the lock when its holder
@@ -433,10 +448,11 @@ const LOCK_OPTIONS: readonly string[] = [
   "queue",
   "slots",
   "take",
+  "extendBy",
   "marginMs",
   "signal",
 ] satisfies (keyof LockOptions)[];
-const SINGLE_OPTIONS: readonly string[] = ["queue", "slots", "take"];
+const SINGLE_OPTIONS: readonly string[] = ["queue", "slots", "take", "extendBy"];
 const SET_OPTIONS = LOCK_OPTIONS.filter((option) => !SINGLE_OPTIONS.includes(option));
 
 function slotsOf({ slots, take }: LockOptions): { slots?: number; take?: number } {
@@ -449,7 +465,9 @@ function checkNames(options: object, known: readonly string[], lock?: string): v
     if (known.includes(option)) continue;
     const hint = known.includes(`${option}Ms`)
       ? `times are in milliseconds, so it is ${option}Ms`
-      : `known are ${known.join(", ")}`;
+      : SINGLE_OPTIONS.includes(option)
+        ? "a set of locks cannot have it"
+        : `known are ${known.join(", ")}`;
     throw new SetupError(`there is no option ${option}: ${hint}`, lock);
   }
 }

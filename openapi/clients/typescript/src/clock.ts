@@ -21,6 +21,9 @@ interface MaybeNode {
   process?: { platform?: string; getBuiltinModule?: (name: "node:os") => { uptime: () => number } | undefined };
 }
 
+/** A timer that is later than this was blocked, in milliseconds. */
+const LATE = 10;
+
 /** Longest time between two readings in milliseconds; a longer pause would look like a jump. */
 const PAUSE = 25;
 /**
@@ -68,6 +71,17 @@ export function now(): number {
 export async function reached(moment: number, signal?: AbortSignal, keepsAlive = true): Promise<void> {
   for (let left = moment - now(); left > 0 && !signal?.aborted; left = moment - now()) {
     await pause(Math.min(left, PIECE), signal, keepsAlive);
+  }
+}
+
+/**
+ * Resolves at the moment, or at once when the signal is aborted. After a blocked event loop timers
+ * run first. So a late timer waits for another turn of the loop, which reads what has arrived.
+ */
+export async function overdue(moment: number, signal: AbortSignal, keepsAlive = true): Promise<void> {
+  await reached(moment, signal, keepsAlive);
+  if (now() > moment + LATE) {
+    await reached(now() + LATE, signal, keepsAlive);
   }
 }
 

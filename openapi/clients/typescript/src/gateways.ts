@@ -2,7 +2,7 @@
 
 import createClient, { type Client as Api } from "openapi-fetch";
 
-import { now, reached } from "./clock.js";
+import { now, overdue, reached } from "./clock.js";
 import { type Problem, RefusedError, SetupError, UnavailableError } from "./errors.js";
 import type { paths } from "./generated/openapi.js";
 
@@ -25,9 +25,6 @@ export const ALL_TRIES = 5_000;
 export const LONGEST_TRY = 5_000;
 const SHARE_OF_A_TRY = 4;
 
-/** A timer that is later than this was blocked, in milliseconds. */
-const LATE = 10;
-
 /** The target of one request, and the signal that ends it early. */
 export interface Try {
   baseUrl: string;
@@ -37,7 +34,7 @@ export interface Try {
 export interface Answer {
   data?: unknown;
   error?: unknown;
-  response: Response;
+  response: Pick<Response, "ok" | "status" | "headers">;
 }
 
 /** The gateway that an acquisition asks: it stays there while that gateway answers. */
@@ -94,7 +91,9 @@ export class Gateways {
       throw new SetupError("no URL of a gateway was given, such as http://127.0.0.1:8080");
     }
     this.#urls = urls.map(parsed);
-    const headers: Record<string, string> = { "user-agent": "redlock-gateway-typescript" };
+    // A browser names itself, and would need the gateway's leave to send another name.
+    const isBrowser = (globalThis as { process?: { pid?: number } }).process?.pid === undefined;
+    const headers: Record<string, string> = isBrowser ? {} : { "user-agent": "redlock-gateway-typescript" };
     if (key !== undefined) {
       headers["authorization"] = `Bearer ${key.trim()}`;
       try {
@@ -119,6 +118,13 @@ export class Gateways {
   /** Returns the URL of the gateway that a route has reached. */
   at({ at }: Route): string {
     return this.#urls[at]!;
+  }
+
+  /** Makes the next gateway the current one, if that was the current one. */
+  leave(url: string): void {
+    if (this.#urls[this.#current] === url) {
+      this.#current = (this.#current + 1) % this.#urls.length;
+    }
   }
 
   /**
@@ -222,13 +228,7 @@ async function attempt<T>(
   const end = (): void => request.abort();
   signal?.addEventListener("abort", end);
   let isLate = false;
-  const over = now() + limit;
-  void reached(over, request.signal).then(async () => {
-    // After a blocked event loop timers run first: an answer that has arrived meanwhile is read in
-    // the next turn of the loop.
-    if (now() > over + LATE) {
-      await reached(now() + LATE, request.signal);
-    }
+  void overdue(now() + limit, request.signal).then(() => {
     isLate ||= !request.signal.aborted;
     end();
   });
@@ -279,7 +279,7 @@ export function isUnreachable(thrown: unknown): boolean {
 }
 
 /** Returns the text of the innermost cause: the text of fetch itself is only "fetch failed". */
-function words(thrown: unknown): string {
+export function words(thrown: unknown): string {
   let cause = thrown;
   while (cause instanceof Error && cause.cause !== undefined) {
     cause = cause.cause;
@@ -290,7 +290,7 @@ function words(thrown: unknown): string {
   return cause instanceof Error ? cause.message : String(cause);
 }
 
-function failure(url: string, response: Response, body: unknown): Failure {
+function failure(url: string, response: Answer["response"], body: unknown): Failure {
   const { status } = response;
   if (isProblem(body)) {
     return { problem: { ...body, status } };
@@ -314,7 +314,7 @@ export function isRefusal({ response, error }: Answer): boolean {
   return response.status >= 400 && response.status < 500 && isProblem(error);
 }
 
-function isProblem(body: unknown): body is Problem {
+export function isProblem(body: unknown): body is Problem {
   const { code, detail } = (body ?? {}) as Record<string, unknown>;
   return typeof code === "string" && typeof detail === "string";
 }

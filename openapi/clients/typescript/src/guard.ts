@@ -2,9 +2,20 @@ import "./dispose.js";
 
 import { now, reached } from "./clock.js";
 import { LockLostError, RefusedError, SetupError, UnavailableError } from "./errors.js";
-import { type Gateways, limitOfATry, LONGEST_TRY, ONE_TRY, type Route, SHORTEST_TRY } from "./gateways.js";
-import { deadlineOf, type Granted, isLoss } from "./lease.js";
+import type { StreamEvent } from "./events.js";
+import {
+  type Gateways,
+  isProblem,
+  limitOfATry,
+  LONGEST_TRY,
+  ONE_TRY,
+  type Route,
+  SHORTEST_TRY,
+  words,
+} from "./gateways.js";
+import { deadlineOf, type Granted, granted, isLoss } from "./lease.js";
 import { later } from "./place.js";
+import { Streamed } from "./stream.js";
 import type { Credentials, Target } from "./target.js";
 import type { Renewed, Together } from "./together.js";
 
@@ -13,6 +24,13 @@ import type { Renewed, Together } from "./together.js";
  * ends with its TTL.
  */
 const LONGEST_RELEASE = 5_000;
+/**
+ * The part of the remaining time in which a stream must have its next event. The gateway extends at
+ * a third of the TTL. The rest of the time is for another gateway.
+ */
+const PATIENCE = 2 / 3;
+/** The shortest time between two streams, in milliseconds: a proxy may end each one at once. */
+const SHORTEST_STREAM = 500;
 
 /** @internal */
 export interface Held {
@@ -80,7 +98,8 @@ export class Guard implements AsyncDisposable {
     this.lost = new Promise((resolve) =>
       signal.addEventListener("abort", () => resolve(signal.reason as LockLostError)),
     );
-    void this.#extendUntilLost();
+    const { target } = held;
+    void (target instanceof Streamed ? this.#followUntilLost(target) : this.#extendUntilLost());
   }
 
   /** The secret that extends and releases the lock. */
@@ -214,7 +233,7 @@ export class Guard implements AsyncDisposable {
   }
 
   async #extendUntilLost(): Promise<void> {
-    const { gateways, together, target, lease, ttl, margin } = this.#held;
+    const { together, target, lease, ttl, margin } = this.#held;
     const { name } = this;
     const { token } = lease;
     const stop = this.#stop.signal;
@@ -236,36 +255,94 @@ export class Guard implements AsyncDisposable {
         this.#extend(renewed.sent, renewed.deadline, renewed.waiters);
         continue;
       }
-      let heard: readonly string[] = ["it was too late to ask"];
-      for (let isConfirmed = false; !isConfirmed && !stop.aborted;) {
-        const left = givenUp - now();
-        if (left < SHORTEST_TRY) {
-          this.#lose(LockLostError.unconfirmed(name, heard));
+      await this.#confirm(["it was too late to ask"]);
+    }
+  }
+
+  /** Asks for an extension until a gateway confirms one, or the lock is lost. */
+  async #confirm(heard: readonly string[]): Promise<void> {
+    const { gateways, target, lease, ttl, margin } = this.#held;
+    const { name } = this;
+    const givenUp = this.#deadline - margin;
+    const stop = this.#stop.signal;
+    while (!stop.aborted) {
+      const left = givenUp - now();
+      if (left < SHORTEST_TRY) {
+        this.#lose(LockLostError.unconfirmed(name, heard));
+        return;
+      }
+      const oneTry = limitOfATry(left);
+      try {
+        const { answer, sent } = await gateways.ask(
+          (to) => target.extend(to, lease.token, ttl),
+          (data) => target.readExtended(data),
+          { until: givenUp, oneTry, signal: stop, lock: name },
+        );
+        const deadline = Math.min(...answer.map((each) => deadlineOf(each, sent, ttl)));
+        const waiters = answer.map((each) => each.waiters).filter((each) => each !== undefined);
+        this.#extend(sent, deadline, waiters.length > 0 ? waiters.reduce((a, b) => a + b) : undefined);
+        return;
+      } catch (error) {
+        if (error instanceof RefusedError && isLoss(error.code)) {
+          this.#lose(LockLostError.fromProblem(error.lock ?? name, error.problem));
           return;
         }
-        const oneTry = limitOfATry(left);
-        try {
-          const { answer, sent } = await gateways.ask(
-            (to) => target.extend(to, token, ttl),
-            (data) => target.readExtended(data),
-            { until: givenUp, oneTry, signal: stop, lock: name },
-          );
-          const deadline = Math.min(...answer.map((each) => deadlineOf(each, sent, ttl)));
-          const waiters = answer.map((each) => each.waiters).filter((each) => each !== undefined);
-          this.#extend(sent, deadline, waiters.length > 0 ? waiters.reduce((a, b) => a + b) : undefined);
-          isConfirmed = true;
-        } catch (error) {
-          if (error instanceof RefusedError && isLoss(error.code)) {
-            this.#lose(LockLostError.fromProblem(error.lock ?? name, error.problem));
-            return;
-          }
-          // For example an expired key. The lock is ours until its deadline; the cause may be fixed
-          // by then.
-          heard = error instanceof UnavailableError ? error.heard : [String((error as Error).message)];
-          await reached(now() + Math.min((givenUp - now()) / 8, LONGEST_TRY), stop, false);
-        }
+        // For example an expired key. The lock is ours until its deadline; the cause may be fixed
+        // by then.
+        heard = error instanceof UnavailableError ? error.heard : [String((error as Error).message)];
+        await reached(now() + Math.min((givenUp - now()) / 8, LONGEST_TRY), stop, false);
       }
     }
+  }
+
+  /** Follows the stream by which a gateway extends the lock. After its end, begins another one. */
+  async #followUntilLost(target: Streamed): Promise<void> {
+    const { gateways, margin } = this.#held;
+    const stop = this.#stop.signal;
+    stop.addEventListener("abort", () => target.end());
+    while (!stop.aborted) {
+      const patience = now() + (this.#deadline - now()) * PATIENCE;
+      let ended: string | undefined;
+      try {
+        ended = this.#follow(await target.next(Math.min(patience, this.#deadline - margin)), target);
+      } catch (error) {
+        gateways.leave(target.gateway);
+        ended = words(error);
+      }
+      if (ended !== undefined && !stop.aborted) {
+        target.end();
+        const rested = Math.min(target.sent + SHORTEST_STREAM, now() + (this.#deadline - now()) / 8);
+        await reached(rested, stop, false);
+        await this.#confirm([`${target.gateway}: ${ended}`]);
+      }
+    }
+  }
+
+  /** Applies an event of a stream. Returns why the stream is of no more use, if it is not. */
+  #follow({ type, data }: StreamEvent, target: Streamed): string | undefined {
+    const { gateways, ttl } = this.#held;
+    if (type === "extended") {
+      const lease = granted(data);
+      this.#extend(target.sent, deadlineOf(lease, target.sent, ttl), lease.waiters);
+    } else if (type === "lost" && isProblem(data)) {
+      const { message } = new RefusedError(data);
+      this.#lose(
+        isLoss(data.code)
+          ? LockLostError.fromProblem(this.name, data)
+          : LockLostError.unconfirmed(this.name, [`${target.gateway}: ${message}`]),
+      );
+    } else if (type === "unknown" && isProblem(data)) {
+      // The gateway tries again. Another gateway may reach more masters.
+      gateways.leave(target.gateway);
+      return gateways.count > 1 ? new RefusedError(data).message : undefined;
+    } else if (type === "end") {
+      const { reason } = (data ?? {}) as { reason?: unknown };
+      if (reason !== "time") {
+        gateways.leave(target.gateway);
+      }
+      return `the stream of events has ended: ${String(reason)}`;
+    }
+    return undefined;
   }
 
   #extend(sent: number, deadline: number, waiters: number | undefined): void {

@@ -31,12 +31,14 @@ export interface Target {
   readExtended(data: unknown): readonly Extended[];
   release(to: Try, header: Credentials): Promise<Answer>;
   readReleased(data: unknown): void;
+  /** Ends what keeps the lease up by itself, such as a stream. */
+  end(): void;
 }
 
 /** One lock. */
 export class Single implements Target {
   readonly names: readonly string[];
-  readonly isJoint = true;
+  readonly isJoint: boolean = true;
   readonly #api: Gateways["api"];
   readonly #path: { name: string };
   readonly #slots: { slots?: number; take?: number };
@@ -73,6 +75,15 @@ export class Single implements Target {
   }
 
   readReleased(): void {}
+
+  end(): void {}
+
+  /** Sends a POST whose answer is a stream of events. */
+  protected stream(to: Try, header: Credentials, body: AcquireBody): Promise<Answer> {
+    const headers = { accept: "text/event-stream", ...header };
+    const request = { ...to, params: { path: this.#path }, headers, body: { ...body, ...this.#slots } };
+    return this.#api.POST("/locks/{name}", { ...request, parseAs: "stream" });
+  }
 }
 
 /** A set of locks, with one token for all of them. */
@@ -126,6 +137,8 @@ export class LockSet implements Target {
     const results = this.#resultsOf<Result>(data);
     throwOne(results.find(({ status, code = "" }) => status !== 204 && !isLoss(code)));
   }
+
+  end(): void {}
 
   #resultsOf<T extends Result>(data: unknown): readonly T[] {
     const results = resultsOf<T>(data, this.names.length);
