@@ -129,6 +129,17 @@ async fn curl_locks_over_both_protocols() {
 /// A request without a key is refused by its head. curl loses the answer if its stream is reset while
 /// the body is on its way.
 #[tokio::test]
+async fn an_error_to_head_has_no_body() {
+    let stage = Stage::start().await;
+    let connection = stage.open().await;
+    let none = HeaderMap::new();
+    let answer = connection.call(Method::HEAD, "/nothing", &none, &Value::Null).await;
+    assert_eq!((answer.status, answer.body.len()), (404, 0));
+    let length: usize = answer.header("content-length").parse().expect("a number");
+    assert!(length > 0, "the length is that of the answer to GET");
+}
+
+#[tokio::test]
 async fn curl_sees_an_answer_that_does_not_need_its_body() {
     let ci = key("ci", HOLDER, "*").await;
     let file = file(&[&ci]);

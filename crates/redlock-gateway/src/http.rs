@@ -298,6 +298,7 @@ impl App {
     /// the calls below.
     pub async fn answer(mut self, mut request: Request) -> Response {
         let observer = &*self.observer;
+        let is_head = request.method() == Method::HEAD;
         let mut context = observer.identify(&mut request);
         if !observer.has_keys {
             observer.take_turn(context.client.as_ref(), context.is_probe).await;
@@ -315,6 +316,9 @@ impl App {
         }
         observer.account(&mut context, response.status(), error.as_ref());
         finish(&mut response, error, &observer.public_url, context.id);
+        if is_head {
+            leave_out_body(&mut response);
+        }
         // The queue comes after the accounting. So a request whose client hangs up in the queue is
         // accounted for.
         if is_turn_due {
@@ -382,6 +386,15 @@ fn finish(response: &mut Response, error: Option<ErrorReport>, url: &PublicUrl, 
         error.render(&id, url, response);
     }
     response.headers_mut().insert(REQUEST_ID.clone(), id);
+}
+
+/// Removes the body of an answer to HEAD, and keeps its length. The library does so for HTTP/1.1
+/// only, and the routes do so for their own answers only.
+fn leave_out_body(response: &mut Response) {
+    let body = std::mem::take(response.body_mut());
+    if let Some(length) = http_body::Body::size_hint(&body).exact().filter(|length| *length > 0) {
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
 }
 
 impl Observer {
