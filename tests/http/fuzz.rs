@@ -3,9 +3,13 @@
 //! contract. The masters store only keys of locks that requests have named, and receive only the
 //! gateway's commands. Clients that hold locks keep them.
 //!
+//! A second test sends the first half of the same requests over HTTP/2. It skips those that HTTP/2
+//! cannot express. Many of them share a connection.
+//!
 //! If the HTTP library below the gateway cannot read a request, it answers by itself: with 400, 414
 //! or 431, without a body and without a request id, and it closes the connection. The test accepts
-//! such an answer. If a request is incomplete, the test also accepts that no answer comes.
+//! such an answer. If a request is incomplete, the test also accepts that no answer comes. Over
+//! HTTP/2 the library then resets the stream.
 //!
 //! Every run draws new requests and prints its seed. `REDLOCK_FUZZ_SEED=<seed>` repeats the run.
 
@@ -13,21 +17,32 @@ mod dictionary;
 mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use http::Method;
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use serde_json::{Value, json};
 
 use self::requests::{Ending, FAR_AHEAD, HostileRequest, Targets, hostile_request, is_name};
+use super::http2::Stage;
+use crate::support::certificates::Client;
 use crate::support::chance::{Chance, seed};
-use crate::support::client::{Answer, Lease, Raw};
+use crate::support::client::{Answer, Lease, Raw, lock_path};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, masters};
+use crate::support::http2::Http2;
 use crate::support::openapi::hold_against_document;
 use crate::support::resp::Resp;
 
 const REQUESTS: usize = 10_000;
+/// How many of the requests are sent over HTTP/2 too.
+const HTTP2_REQUESTS: usize = 5_000;
 const CONNECTIONS: usize = 8;
+/// How many requests of one HTTP/2 connection are under way at once.
+const STREAMS: usize = 16;
 const HOUR_MS: u64 = 3_600_000;
 /// Any two of these names differ in more than one letter. So no changed byte turns one name into
 /// another.
@@ -78,6 +93,41 @@ struct Seen {
     names: BTreeSet<String>,
 }
 
+impl Seen {
+    fn add(&mut self, part: Self) {
+        let Self { answers, unanswered, wrong, names } = part;
+        answers.into_iter().for_each(|(what, n)| *self.answers.entry(what).or_default() += n);
+        self.unanswered += unanswered;
+        self.wrong.extend(wrong);
+        self.names.extend(names);
+    }
+
+    /// Counts an answer by its kind, or notes what is wrong with it.
+    fn judge(&mut self, (seed, number): (u64, usize), request: &HostileRequest, answer: &Answer) {
+        let what = judge(request, answer).unwrap_or_else(|why| {
+            self.wrong.push(format!(
+                "request {number} of seed {seed}: {why}\n{}\n{answer:?}",
+                shown(request)
+            ));
+            why
+        });
+        *self.answers.entry(what).or_default() += 1;
+    }
+
+    /// Prints the answers, and checks that the contract held for each.
+    fn assert_nothing_is_wrong(&self) {
+        println!("{:#?}\nunanswered: {}", self.answers, self.unanswered);
+        let first = &self.wrong[..self.wrong.len().min(9)];
+        assert!(first.is_empty(), "{} violations: {}", self.wrong.len(), first.join("\n\n"));
+    }
+}
+
+/// The beginning of a request.
+fn shown(request: &HostileRequest) -> String {
+    let bytes = &request.bytes[..request.bytes.len().min(2_000)];
+    format!("{:?}", String::from_utf8_lossy(bytes))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_hostile_requests_get_valid_answers() {
     let seed = seed("REDLOCK_FUZZ_SEED");
@@ -97,21 +147,9 @@ async fn ten_thousand_hostile_requests_get_valid_answers() {
         .collect();
     let mut seen = Seen::default();
     for worker in workers {
-        let part = worker.await.unwrap_or_else(|_| panic!("replay with REDLOCK_FUZZ_SEED={seed}"));
-        part.answers
-            .into_iter()
-            .for_each(|(what, count)| *seen.answers.entry(what).or_default() += count);
-        seen.unanswered += part.unanswered;
-        seen.wrong.extend(part.wrong);
-        seen.names.extend(part.names);
+        seen.add(worker.await.unwrap_or_else(|_| panic!("replay with REDLOCK_FUZZ_SEED={seed}")));
     }
-    println!("{:#?}\nunanswered: {}", seen.answers, seen.unanswered);
-    assert!(
-        seen.wrong.is_empty(),
-        "{} violations: {}",
-        seen.wrong.len(),
-        seen.wrong[..seen.wrong.len().min(9)].join("\n\n")
-    );
+    seen.assert_nothing_is_wrong();
     assert_everything_was_met(&seen);
 
     for (name, lease) in &held {
@@ -133,15 +171,194 @@ async fn ten_thousand_hostile_requests_get_valid_answers() {
     gateway.acquire("after-all-that").await;
     assert_eq!(gateway.get("/locks?limit=1000").await.status, 200);
     assert_eq!(gateway.readyz().await.status, 200);
+    assert_no_errors_in_log(&gateway);
+    seen.names.extend(held.iter().map(|(name, _)| (*name).to_owned()));
+    seen.names.insert("after-all-that".into());
+    servers.iter().for_each(|server| holds_nothing_else(server, &seen.names));
+}
+
+fn assert_no_errors_in_log(gateway: &Gateway) {
     let log = gateway.stdout();
     let errors = gateway.stderr();
     for what in ["panicked", "\"ERROR\""] {
         let line = log.lines().chain(errors.lines()).find(|line| line.contains(what));
         assert!(line.is_none(), "the log has {what}: {line:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_requests_over_http2_get_valid_answers() {
+    let seed = seed("REDLOCK_FUZZ_SEED");
+    let servers = masters(3);
+    let launch = Launch::over(&servers).flag("--max-ttl", "1h").flag("--max-wait", "50ms");
+    let stage = Stage::with(|_| launch).await;
+    let holder = stage.open().await;
+    holder.all_nodes_admitted().await;
+    let mut held: Vec<(&str, Lease)> = Vec::new();
+    for name in HELD.into_iter().chain(ELSEWHERE) {
+        let body = json!({ "ttl_ms": HOUR_MS, "owner": "the holder" });
+        held.push((name, Lease::from(&holder.post(&lock_path(name), &body).await)));
+    }
+    let foreign = held[HELD.len()..].iter().map(|(_, lease)| lease.token.clone()).collect();
+    let targets = Arc::new(Targets { held: HELD.map(String::from).into(), foreign });
+
+    let workers: Vec<_> = (0..CONNECTIONS)
+        .map(|first| {
+            let (client, targets) = (stage.client.clone(), targets.clone());
+            tokio::spawn(send_share_over_http2(client, stage.address(), targets, seed, first))
+        })
+        .collect();
+    // Meanwhile another client is served.
+    let mut seen = Seen::default();
+    while seen.names.is_empty() || workers.iter().any(|worker| !worker.is_finished()) {
+        let name = format!("elsewhere/bystander-{}", seen.names.len());
+        locks_and_releases(&holder, &name).await;
+        seen.names.insert(name);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for worker in workers {
+        seen.add(worker.await.unwrap_or_else(|_| panic!("replay with REDLOCK_FUZZ_SEED={seed}")));
+    }
+    seen.assert_nothing_is_wrong();
+    assert_everything_was_met_over_http2(&seen);
+
+    for (name, lease) in &held {
+        let path = lock_path(name);
+        let status = holder.get(&path).await.json();
+        assert_eq!(
+            (&status["state"], &status["owner"]),
+            (&json!("held"), &json!("the holder")),
+            "{name}"
+        );
+        assert_eq!(status["fencing_token"], lease.fencing, "{name}");
+        let extended = holder.with_token(Method::PATCH, &path, &lease.token).await;
+        assert_eq!(
+            (extended.status, &extended.json()["token"]),
+            (200, &json!(lease.token)),
+            "{name}"
+        );
+        holder.post(&path, &json!({})).await.problem(409, "lock_held");
+    }
+    assert_eq!(holder.get("/locks?limit=1000").await.status, 200);
+    assert_eq!(stage.open().await.get("/readyz").await.status, 200);
+    assert_no_errors_in_log(&stage.gateway);
+    let log = stage.gateway.stdout();
+    for (name, lease) in &held {
+        assert!(!log.contains(lease.owner()), "the log has the token of {name}");
+    }
     seen.names.extend(held.iter().map(|(name, _)| (*name).to_owned()));
-    seen.names.insert("after-all-that".into());
     servers.iter().for_each(|server| holds_nothing_else(server, &seen.names));
+}
+
+/// Acquires, extends and releases a lock.
+async fn locks_and_releases(client: &Http2, name: &str) {
+    let path = lock_path(name);
+    let granted = client.post(&path, &json!({ "ttl_ms": HOUR_MS })).await;
+    let token = Lease::from(&granted).token;
+    for (method, status) in [(Method::PATCH, 200), (Method::DELETE, 204)] {
+        let answer = client.with_token(method, &path, &token).await;
+        assert_eq!(answer.status, status, "{answer:?}");
+    }
+}
+
+/// Sends the requests of [`send_share`] over HTTP/2, except for those that it cannot express.
+///
+/// Well framed requests share one connection, [`STREAMS`] at a time. The gateway answers each of
+/// them. Other requests may end their connection, so they are sent on another one.
+async fn send_share_over_http2(
+    client: Client,
+    address: SocketAddr,
+    targets: Arc<Targets>,
+    seed: u64,
+    first: usize,
+) -> Seen {
+    let mut seen = Seen::default();
+    let shared = Http2::open(&client, address).await;
+    let mut expendable = Http2::open(&client, address).await;
+    let mut batch = Vec::new();
+    for number in (first..HTTP2_REQUESTS).step_by(CONNECTIONS) {
+        let request = hostile_request(&mut Chance::of(seed, number), &targets);
+        let Some(parts) = over_http2(&request) else { continue };
+        seen.names.extend(request.name());
+        if request.ending == Ending::Kept {
+            batch.push((number, request, parts));
+            if batch.len() == STREAMS {
+                answer_all(&shared, std::mem::take(&mut batch), seed, &mut seen).await;
+            }
+            continue;
+        }
+        let (head, body) = &parts;
+        let mut answer = expendable.try_send(head, body.as_ref()).await;
+        if answer.as_ref().is_err_and(|error| !error.is_reset()) {
+            // The last request may have ended the connection. The client notices that only now.
+            expendable = Http2::open(&client, address).await;
+            answer = expendable.try_send(head, body.as_ref()).await;
+        }
+        match answer {
+            Ok(answer) => judge_http2(&mut seen, (seed, number), &request, &answer),
+            Err(_) => seen.unanswered += 1,
+        }
+    }
+    answer_all(&shared, batch, seed, &mut seen).await;
+    seen
+}
+
+/// The head and the body of a request for HTTP/2.
+type Parts = (Request<()>, Option<Bytes>);
+
+/// Sends requests on one connection at once, and judges their answers.
+async fn answer_all(
+    connection: &Http2,
+    batch: Vec<(usize, HostileRequest, Parts)>,
+    seed: u64,
+    seen: &mut Seen,
+) {
+    let sent = batch.iter().map(|(_, _, (head, body))| connection.try_send(head, body.as_ref()));
+    let answers = join_all(sent).await;
+    for ((number, request, _), answer) in batch.iter().zip(answers) {
+        let answer = answer.unwrap_or_else(|error| {
+            panic!("request {number} of seed {seed} had no answer: {error}: {}", shown(request))
+        });
+        judge_http2(seen, (seed, *number), request, &answer);
+    }
+}
+
+/// Judges an answer over HTTP/2, which has no headers about the connection.
+fn judge_http2(seen: &mut Seen, number: (u64, usize), request: &HostileRequest, answer: &Answer) {
+    seen.judge(number, request, answer);
+    for name in ["connection", "keep-alive", "transfer-encoding"] {
+        if answer.headers.contains_key(name) {
+            seen.wrong.push(format!("{number:?}: {name} over HTTP/2: {answer:?}"));
+        }
+    }
+}
+
+/// Translates a request to HTTP/2. Returns `None` for a request that HTTP/2 cannot express, or that
+/// the client library refuses to send.
+fn over_http2(request: &HostileRequest) -> Option<Parts> {
+    let end = request.bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let (head, body) = (&request.bytes[..end], &request.bytes[end + 4..]);
+    let mut translated = Request::new(());
+    let mut authority = None;
+    for line in head.split(|byte| *byte == b'\n').skip(1) {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let colon = line.iter().position(|byte| *byte == b':')?;
+        let name = HeaderName::from_bytes(&line[..colon]).ok()?;
+        let value = HeaderValue::from_bytes(line[colon + 1..].trim_ascii_start()).ok()?;
+        match name.as_str() {
+            "host" if authority.is_none() => authority = Some(value),
+            "connection" => {}
+            // HTTP/2 has no chunks and no upgrades (RFC 9113, section 8.2.2).
+            "transfer-encoding" | "upgrade" => return None,
+            _ => {
+                translated.headers_mut().append(name, value);
+            }
+        }
+    }
+    *translated.method_mut() = Method::from_bytes(request.method()).ok()?;
+    let uri = Uri::builder().scheme("https").authority(authority?.as_bytes());
+    *translated.uri_mut() = uri.path_and_query(request.target()).build().ok()?;
+    Some((translated, (!body.is_empty()).then(|| Bytes::copy_from_slice(body))))
 }
 
 /// Sends this connection's share of the requests, one after another: every n-th request from number
@@ -167,16 +384,7 @@ async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, fir
             seen.unanswered += 1;
         }
         for answer in answers {
-            let what = judge(&request, &answer).unwrap_or_else(|why| {
-                let request =
-                    String::from_utf8_lossy(&request.bytes[..request.bytes.len().min(2_000)])
-                        .into_owned();
-                seen.wrong.push(format!(
-                    "request {number} of seed {seed}: {why}\n{request:?}\n{answer:?}"
-                ));
-                why
-            });
-            *seen.answers.entry(what).or_default() += 1;
+            seen.judge((seed, number), &request, &answer);
         }
     }
     seen
@@ -301,30 +509,66 @@ fn hold(request: &HostileRequest, answer: &Answer) {
 /// If the parser refused every request, or all answers were alike, the run would show nothing. So
 /// this checks that every kind of answer has occurred.
 fn assert_everything_was_met(seen: &Seen) {
-    for (what, least) in [
-        ("200", 100),
-        ("201", 50),
-        ("400", 100),
-        ("400 invalid_name", 100),
-        ("400 invalid_ttl", 10),
-        ("400 invalid_wait", 20),
-        ("400 invalid_body", 100),
-        ("400 invalid_token", 50),
-        ("400 missing_token", 50),
-        ("400 invalid_parameter", 50),
-        ("404 lock_not_found", 20),
-        ("404 not_found", 50),
-        ("405 method_not_allowed", 50),
-        ("409 lock_held", 50),
-        ("409 not_holder", 50),
-        ("415 unsupported_media_type", 20),
-        ("431", 5),
-    ] {
-        let count = seen.answers.get(what).copied().unwrap_or_default();
-        assert!(count >= least, "only {count} of {what}: {:#?}", seen.answers);
-    }
+    assert_met(
+        seen,
+        &[
+            ("200", 100),
+            ("201", 50),
+            ("400", 100),
+            ("400 invalid_name", 100),
+            ("400 invalid_ttl", 10),
+            ("400 invalid_wait", 20),
+            ("400 invalid_body", 100),
+            ("400 invalid_token", 50),
+            ("400 missing_token", 50),
+            ("400 invalid_parameter", 50),
+            ("404 lock_not_found", 20),
+            ("404 not_found", 50),
+            ("405 method_not_allowed", 50),
+            ("409 lock_held", 50),
+            ("409 not_holder", 50),
+            ("415 unsupported_media_type", 20),
+            ("431", 5),
+        ],
+    );
     let answered: usize = seen.answers.values().sum();
     assert!(answered > REQUESTS * 8 / 10, "only {answered} were answered");
+}
+
+/// Like [`assert_everything_was_met`]. The library answers no request over HTTP/2 with 400.
+fn assert_everything_was_met_over_http2(seen: &Seen) {
+    assert_met(
+        seen,
+        &[
+            ("200", 50),
+            ("201", 10),
+            ("400 invalid_name", 50),
+            ("400 invalid_ttl", 1),
+            ("400 invalid_wait", 5),
+            ("400 invalid_body", 50),
+            ("400 invalid_token", 25),
+            ("400 missing_token", 10),
+            ("400 invalid_parameter", 25),
+            ("404 lock_not_found", 10),
+            ("404 not_found", 25),
+            ("405 method_not_allowed", 25),
+            ("409 lock_held", 20),
+            ("409 not_holder", 25),
+            ("415 unsupported_media_type", 10),
+            ("431", 5),
+        ],
+    );
+    assert!(seen.unanswered > 0, "every request was answered: none broke its framing");
+    let answered: usize = seen.answers.values().sum();
+    assert!(answered > HTTP2_REQUESTS * 4 / 10, "only {answered} were answered");
+}
+
+/// Checks that each kind of answer has occurred at least that often.
+fn assert_met(seen: &Seen, kinds: &[(&str, usize)]) {
+    for (what, least) in kinds {
+        let count = seen.answers.get(*what).copied().unwrap_or_default();
+        assert!(count >= *least, "only {count} of {what}: {:#?}", seen.answers);
+    }
 }
 
 /// Checks that every key is the marker, or a lock or watermark of a name in a request. Each key

@@ -1,19 +1,25 @@
 //! The most memory that connections can use, compared with the gateway's own estimate.
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use http::{HeaderMap, Method};
+use serde_json::json;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::certificates::{Authority, Client};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::eventually;
+use crate::support::http2::{END_STREAM, HEADERS, Http2, SETTINGS, block, frame, get};
 use crate::support::metrics::Samples;
 
 const FEW: usize = 400;
 const MANY: usize = 16_000;
 const HEAD: usize = 15 * 1024;
+/// How many requests of one HTTP/2 connection may be under way.
+const STREAMS: usize = 100;
 
 fn connections() -> usize {
     if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { MANY } else { FEW }
@@ -27,6 +33,27 @@ fn partial_head() -> Vec<u8> {
     }
     head.truncate(HEAD);
     head
+}
+
+/// The beginning of an HTTP/2 connection: the preface, and a request head that END_HEADERS does not
+/// end.
+fn partial_http2_head(fields: &[(&str, &str)]) -> Vec<u8> {
+    let head = [get("/livez"), block(fields)].concat();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
+    [preface, &frame(SETTINGS, 0, 0, &[]), &frame(HEADERS, END_STREAM, 1, &head)].concat()
+}
+
+/// The beginning of a TLS record that announces 16,640 bytes.
+fn partial_record() -> Vec<u8> {
+    [&[0x17, 3, 3, 0x41, 0], [0; 16_000].as_slice()].concat()
+}
+
+/// The settings for HTTPS, and a client that trusts the gateway. The authority keeps their files.
+fn over_tls(launch: Launch) -> (Launch, Client, Authority) {
+    let authority = Authority::new();
+    let own = authority.issue("server", "/CN=gateway");
+    let launch = launch.flag("--tls-cert", &own.cert).flag("--tls-key", &own.key);
+    (launch, Client::trusting(&authority), authority)
 }
 
 /// The gateway's estimate, in bytes, for as many connections or requests as this flag allows.
@@ -71,8 +98,13 @@ async fn holds(
     what: &str,
     count: usize,
 ) {
-    let grown = resident(gateway).await - before;
     let stated = stated(launch, flag).await;
+    holds_in(gateway, stated, before, what, count).await;
+}
+
+/// Checks that the memory has grown by no more than `stated` bytes.
+async fn holds_in(gateway: &Gateway, stated: f64, before: f64, what: &str, count: usize) {
+    let grown = resident(gateway).await - before;
     let each = grown / 1e3 / count as f64;
     println!(
         "{count} {what}: {each:.1} kB each, {:.0} MB; estimated as {:.0} MB",
@@ -113,11 +145,8 @@ async fn partial_heads_stay_within_their_stated_memory() {
 #[tokio::test]
 async fn partial_heads_over_tls_stay_within_their_stated_memory() {
     let count = connections().min(12_000);
-    let authority = Authority::new();
-    let own = authority.issue("server", "/CN=gateway");
-    let launch = launch(count).flag("--tls-cert", &own.cert).flag("--tls-key", &own.key);
+    let (launch, client, _authority) = over_tls(launch(count));
     let gateway = launch.clone().start().await;
-    let client = Client::trusting(&authority);
     let before = resident(&gateway).await;
     let head = partial_head();
     let mut streams = Vec::new();
@@ -127,9 +156,7 @@ async fn partial_heads_over_tls_stay_within_their_stated_memory() {
     }
     for stream in &mut streams {
         send(stream, &head).await;
-        // A TLS record that announces 16,640 bytes.
-        let (raw, _) = stream.get_mut();
-        send(raw, &[&[0x17, 3, 3, 0x41, 0], [0; 16_000].as_slice()].concat()).await;
+        send(stream.get_mut().0, &partial_record()).await;
     }
     holds(
         &gateway,
@@ -139,6 +166,47 @@ async fn partial_heads_over_tls_stay_within_their_stated_memory() {
         count,
     )
     .await;
+}
+
+/// Opens connections, sends these bytes and a partial TLS record on each, and compares the memory
+/// with the estimate. Returns how many connections the gateway has closed.
+async fn hold_over_http2(what: &str, head: &[u8]) -> usize {
+    let count = connections().min(4_000);
+    let (launch, client, _authority) = over_tls(launch(count));
+    let gateway = launch.clone().start().await;
+    let client = client.speaking_http2();
+    let before = resident(&gateway).await;
+    let mut streams = Vec::new();
+    for number in 0..count {
+        let stream = connect(&gateway, number).await;
+        streams.push(client.over(stream).await.expect("a handshake"));
+    }
+    for stream in &mut streams {
+        send(stream, head).await;
+        send(stream.get_mut().0, &partial_record()).await;
+    }
+    holds(&gateway, (&launch, "--max-connections"), before, what, count).await;
+    streams.iter().filter(|stream| is_closed(stream.get_ref().0)).count()
+}
+
+/// Whether the other end has closed the connection.
+fn is_closed(stream: &TcpStream) -> bool {
+    loop {
+        match stream.try_read(&mut [0; 4096]) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != ErrorKind::WouldBlock,
+        }
+    }
+}
+
+#[tokio::test]
+async fn partial_http2_heads_stay_within_their_stated_memory() {
+    let value = "y".repeat(1000);
+    let names: Vec<String> = (0..HEAD / 1000).map(|number| format!("x-{number}")).collect();
+    let fields: Vec<_> = names.iter().map(|name| (name.as_str(), value.as_str())).collect();
+    let head = partial_http2_head(&fields);
+    assert_eq!(hold_over_http2("partial heads over HTTP/2", &head).await, 0, "none is closed");
 }
 
 #[tokio::test]
@@ -198,4 +266,48 @@ async fn waiting_requests_stay_within_their_stated_memory() {
     })
     .await;
     holds(&gateway, (&launch, "--max-waiters"), before, "requests that wait", count).await;
+}
+
+#[tokio::test]
+async fn waiting_http2_streams_stay_within_their_stated_memory() {
+    let count = connections().min(4_000);
+    let most = count.to_string();
+    let launch =
+        launch(count + 16).flag("--max-waiters", &most).flag("--max-waiters-per-client", &most);
+    let (launch, client, _authority) = over_tls(launch);
+    let gateway = launch.clone().start().await;
+    let open = async |number| {
+        let stream = connect(&gateway, number).await;
+        Http2::over(&client, stream, &h2::client::Builder::new()).await
+    };
+    let before = resident(&gateway).await;
+    let other = open(0).await;
+    let names = count.div_ceil(100);
+    for name in 0..names {
+        let body = json!({ "ttl_ms": 200_000 });
+        assert_eq!(other.post(&format!("/locks/job-{name}"), &body).await.status, 201);
+    }
+    let mut connections = Vec::new();
+    for number in 0..count.div_ceil(STREAMS) {
+        let connection = open(number).await;
+        assert_eq!(connection.get("/livez").await.status, 200);
+        connections.push(connection);
+    }
+    let body = json!({ "ttl_ms": 60_000, "wait_ms": 25_000 });
+    let mut waiting = Vec::new();
+    for number in 0..count {
+        let (connection, path) = (&connections[number / STREAMS], number % names);
+        let path = format!("/locks/job-{path}");
+        waiting.push(connection.begin(Method::POST, &path, &HeaderMap::new(), &body).await);
+    }
+    let line = format!("redlock_waiters {count}");
+    eventually("all requests wait", async || {
+        let metrics = other.get("/metrics").await.text();
+        metrics.lines().any(|other| other == line).then_some(())
+    })
+    .await;
+    // A stream that waits takes a slot of a connection and one of a waiter.
+    let connections = stated(&launch, "--max-connections").await;
+    let stated = connections + stated(&launch, "--max-waiters").await;
+    holds_in(&gateway, stated, before, "waiting streams", count).await;
 }

@@ -18,7 +18,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::support::certificates::Client;
 use crate::support::client::Answer;
-use crate::support::harness::PATIENCE;
+use crate::support::harness::{PATIENCE, eventually};
 use crate::support::stream::{Event, parsed};
 
 /// A connection. Dropping it cuts the connection, with all requests on it.
@@ -110,6 +110,35 @@ impl Http2 {
     ) -> Answer {
         let (answer, _stream) = self.begin(method, path, headers, body).await;
         answered(answer).await
+    }
+
+    /// Sends a whole request, and reads its answer, if it comes.
+    pub(crate) async fn try_send(
+        &self,
+        request: &Request<()>,
+        body: Option<&Bytes>,
+    ) -> Result<Answer, h2::Error> {
+        let exchange = async {
+            let mut sender = self.sender.clone().ready().await?;
+            let (answer, mut stream) = sender.send_request(request.clone(), body.is_none())?;
+            if let Some(body) = body {
+                // Fails if the gateway has already reset the stream.
+                let _ = stream.send_data(body.clone(), true);
+            }
+            try_answered(answer).await
+        };
+        timeout(PATIENCE, exchange).await.expect("an answer, or an error, in time")
+    }
+
+    /// Waits until the gateway has admitted every node.
+    pub(crate) async fn all_nodes_admitted(&self) {
+        eventually("every node is admitted", async || {
+            let health = self.get("/readyz").await.json();
+            let nodes = health["nodes"].as_array().expect("readyz lists nodes");
+            let mut states = nodes.iter().map(|node| &node["state"]);
+            states.all(|state| state == "admitted" || state == "catching_up").then_some(())
+        })
+        .await;
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
