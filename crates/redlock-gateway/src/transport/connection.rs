@@ -124,16 +124,15 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
                 (slot.begin(), None, keep_alive.cloned())
             }
             Protocol::Http2(streams) => {
-                let mut stream = streams.begin();
+                let stream = streams.begin();
                 let busy = match slot.begin_stream() {
                     StreamStart::Begun(busy, refused) => {
                         peer.refuse(refused);
                         Some(busy)
                     }
+                    // The drop of the stream counts as a reset, whose number is bounded: a client
+                    // that does not read could otherwise queue resets without end.
                     StreamStart::TooMany => {
-                        // The gateway resets this stream, so it must not count as a reset by the
-                        // client.
-                        stream.is_complete = true;
                         return Box::pin(std::future::ready(Err(refused_stream())));
                     }
                     StreamStart::Closed => None,

@@ -47,9 +47,9 @@ pub(crate) const MAX_CLOSING: usize = 64;
 const SAMPLE_SIZE: usize = 32;
 /// How long newcomers wait for closing connections.
 const CLOSES_WITHIN: Duration = Duration::from_secs(1);
-/// Limits on requests of HTTP/2 without a slot whose refusals are under way: a quarter of all slots,
-/// within this range. A client may stall the answer, and meanwhile the gateway keeps the head of the
-/// request. Further requests are reset.
+/// Bounds of the limit on refusals under way over HTTP/2. The limit is a quarter of all slots. A
+/// client may stall a refusal, and the gateway keeps the head of the request meanwhile. Beyond the
+/// limit, the gateway resets requests without a slot.
 const REFUSED: RangeInclusive<usize> = 64..=1_024;
 /// The least time between two examinations of all connections. All are examined only when the
 /// sample has no idle connection.
@@ -90,7 +90,7 @@ pub(crate) struct Connections {
     ending: AtomicBool,
     /// Requests of HTTP/2 beyond the first of each connection.
     extra_streams: Counter,
-    /// Requests without a slot whose refusals are not answered yet.
+    /// Refusals under way, of HTTP/2 requests without a slot.
     refused_streams: Counter,
 }
 
@@ -189,7 +189,7 @@ pub(crate) struct ConnectionSlot {
 pub(crate) struct Busy {
     slot: Arc<ConnectionSlot>,
     _stream: Option<StreamSlot>,
-    /// A place among those that are refused.
+    /// Counts in `refused_streams`, if the request is refused for lack of a slot.
     _refused: Option<Permit>,
 }
 
