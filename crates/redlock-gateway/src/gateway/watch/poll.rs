@@ -92,6 +92,9 @@ async fn inspect(watches: &Watches, locks: &Redlock, due: Vec<(LockName, u16)>, 
         let began = Instant::now();
         let inspection = locks.inspect_slots(&name, count).await;
         let mut state = watches.state.lock();
+        if !state.is_watched(&name) {
+            return;
+        }
         // Beside a known slot 1, a slot without a record was free.
         let is_known = state.seen.contains_key(&name);
         let mut holders = inspection.holders.into_iter().peekable();

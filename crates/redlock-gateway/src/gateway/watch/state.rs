@@ -84,7 +84,7 @@ impl State {
         let change = Change::new(self.last_id, name.clone(), slot, event, &self.kept);
         let change = Arc::new(change);
         let send = |changes: &broadcast::Sender<Sent>| {
-            // Unread changes show a slow stream. Streams of other locks do not notice it.
+            // Unread changes show a slow stream. Watchers of other locks by name lose nothing.
             let is_dropped = self.kept.is_full() && changes.len() > UNREAD_WHEN_FULL;
             // Sending fails only when nobody receives.
             let _ = changes.send(match is_dropped {

@@ -90,8 +90,10 @@ impl Credit {
     /// Spends the time from `began` to `now`, which deliveries took. If the bucket is empty, returns
     /// the pause before the next deliveries.
     fn spend(&mut self, began: Instant, now: Instant) -> Option<Duration> {
+        // If the process stood still meanwhile, that was no delivery.
+        let spent = (now - began).min(MAX_CREDIT);
         // The bucket needs SHARE times the spent time to be as full as before.
-        self.full_at = self.full_at.max(began) + (now - began) * SHARE;
+        self.full_at = self.full_at.max(began) + spent * SHARE;
         let pause = (self.full_at - now).saturating_sub(MAX_CREDIT * SHARE);
         (!pause.is_zero()).then_some(pause)
     }
@@ -148,6 +150,11 @@ mod tests {
         let share = (now - start) / SHARE;
         let allowed = share..=share + MAX_CREDIT + 2 * BATCH;
         assert!(allowed.contains(&spent), "{spent:?} of {:?}", now - start);
+        // A standstill does not silence the streams.
+        let mut credit = Credit::full(now);
+        let began = now;
+        now += Duration::from_secs(30);
+        assert!(credit.spend(began, now).unwrap_or_default() <= MAX_CREDIT * SHARE);
         // Few deliveries never pause.
         for _ in 0..1_000 {
             now += 2 * SHARE * BATCH;
