@@ -466,7 +466,7 @@ function checkNames(options: object, known: readonly string[], lock?: string): v
     const hint = known.includes(`${option}Ms`)
       ? `times are in milliseconds, so it is ${option}Ms`
       : SINGLE_OPTIONS.includes(option)
-        ? "a set of locks cannot have it"
+        ? "it is for a single lock, not for a set"
         : `known are ${known.join(", ")}`;
     throw new SetupError(`there is no option ${option}: ${hint}`, lock);
   }

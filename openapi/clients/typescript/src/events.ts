@@ -3,7 +3,10 @@
 
 import { now, overdue } from "./clock.js";
 
-/** A gateway sends a comment every 15 s. After this silence the connection counts as broken. */
+/**
+ * The connection counts as broken if nothing arrives for this long, in milliseconds. A gateway sends
+ * a comment every 15 s.
+ */
 const SILENCE = 45_000;
 /** The longest event, in characters. The largest one lists 100 waiters. */
 const LONGEST_EVENT = 1_000_000;

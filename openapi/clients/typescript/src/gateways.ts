@@ -91,7 +91,7 @@ export class Gateways {
       throw new SetupError("no URL of a gateway was given, such as http://127.0.0.1:8080");
     }
     this.#urls = urls.map(parsed);
-    // A browser names itself, and would need the gateway's leave to send another name.
+    // A browser sends its own User-Agent. To send another one, it would need a permission by CORS.
     const isBrowser = (globalThis as { process?: { pid?: number } }).process?.pid === undefined;
     const headers: Record<string, string> = isBrowser ? {} : { "user-agent": "redlock-gateway-typescript" };
     if (key !== undefined) {
@@ -120,7 +120,7 @@ export class Gateways {
     return this.#urls[at]!;
   }
 
-  /** Makes the next gateway the current one, if that was the current one. */
+  /** If the gateway with this URL is the current one, makes the next gateway the current one. */
   leave(url: string): void {
     if (this.#urls[this.#current] === url) {
       this.#current = (this.#current + 1) % this.#urls.length;

@@ -306,7 +306,8 @@ export class Guard implements AsyncDisposable {
       try {
         ended = this.#follow(await target.next(Math.min(patience, this.#deadline - margin)), target);
       } catch (error) {
-        gateways.leave(target.gateway);
+        // A release ends the stream too, and that is no fault of the gateway.
+        if (!stop.aborted) gateways.leave(target.gateway);
         ended = words(error);
       }
       if (ended !== undefined && !stop.aborted) {
@@ -318,7 +319,7 @@ export class Guard implements AsyncDisposable {
     }
   }
 
-  /** Applies an event of a stream. Returns why the stream is of no more use, if it is not. */
+  /** Applies an event of a stream. Returns a reason if the guard must open another stream. */
   #follow({ type, data }: StreamEvent, target: Streamed): string | undefined {
     const { gateways, ttl } = this.#held;
     if (type === "extended") {

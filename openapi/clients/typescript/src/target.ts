@@ -31,7 +31,7 @@ export interface Target {
   readExtended(data: unknown): readonly Extended[];
   release(to: Try, header: Credentials): Promise<Answer>;
   readReleased(data: unknown): void;
-  /** Ends what keeps the lease up by itself, such as a stream. */
+  /** Ends the stream by which a gateway extends the lock, if there is one. */
   end(): void;
 }
 
