@@ -617,7 +617,7 @@ async fn slots_and_a_set_survive_masters_that_lose_their_data() {
         for remotes in &remotes {
             has_caught_up(remotes[victim].as_ref()).await;
         }
-        extend_all().await;
+        // No extension here: it would repair what the recovery has missed.
     }
     is_over.store(true, Ordering::SeqCst);
     let granted = contender.await.expect("no panic");
@@ -639,7 +639,19 @@ async fn slots_and_a_set_survive_masters_that_lose_their_data() {
     }
     extend_all().await;
     for (lock, token) in &held {
-        locks.release(lock, token).await.expect("still held");
+        let mut is_unknown = false;
+        eventually("the lock is released", async || match locks.release(lock, token).await {
+            Ok(()) => Some(()),
+            Err(LockError::Unknown(_)) => {
+                is_unknown = true;
+                None
+            }
+            Err(error) => {
+                assert!(is_unknown, "{lock}: {error:?}");
+                Some(())
+            }
+        })
+        .await;
     }
     let all_slots =
         decided(async || elsewhere.acquire(&pool, ttl(OUTLASTING_MS), asking(4, 4)).await).await;

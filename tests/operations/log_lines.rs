@@ -1,14 +1,16 @@
 //! What the log says about requests that fail: how often, and about whom. Also what it says while
 //! no majority may vote.
 
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use http::Method;
 use serde_json::{Value, json};
+use tokio::net::TcpSocket;
 
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{eventually, free_port, masters};
+use crate::support::harness::{eventually, masters};
 use crate::support::waiters::{LONG_MS, start_waiting, waiting_acquire};
 
 /// The lines of the log that are warnings or errors and are about a request.
@@ -61,7 +63,12 @@ async fn a_lost_quorum_gives_one_warning_a_minute() {
 /// Nobody listens at the masters' addresses, as before the pods of a new cluster have started.
 #[tokio::test]
 async fn a_slow_first_start_names_the_masters_and_is_no_error() {
-    let addresses = [free_port(), free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+    // A socket that is bound and does not listen keeps its port from others.
+    let sockets = [(); 3].map(|()| TcpSocket::new_v4().expect("a socket"));
+    let addresses = sockets.each_ref().map(|socket| {
+        socket.bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+        socket.local_addr().expect("an address").to_string()
+    });
     let urls = addresses.each_ref().map(|address| format!("redis://{address}"));
     let gateway = Launch::embedded().nodes(&urls).env("RUST_LOG", "info").start().await;
     let is_waiting = |line: &Value| {
