@@ -126,8 +126,6 @@ async fn curl_locks_over_both_protocols() {
     }
 }
 
-/// A request without a key is refused by its head. curl loses the answer if its stream is reset while
-/// the body is on its way.
 #[tokio::test]
 async fn an_error_to_head_has_no_body() {
     let stage = Stage::start().await;
@@ -139,6 +137,8 @@ async fn an_error_to_head_has_no_body() {
     assert!(length > 0, "the length is that of the answer to GET");
 }
 
+/// The gateway refuses a request without a key as soon as it has read the head. If the gateway
+/// reset the stream while the body is still arriving, curl would lose the answer.
 #[tokio::test]
 async fn curl_sees_an_answer_that_does_not_need_its_body() {
     let ci = key("ci", HOLDER, "*").await;

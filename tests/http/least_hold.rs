@@ -118,8 +118,8 @@ async fn a_changed_time_in_the_token_is_bounded() {
     }
 }
 
-/// Many hosts fire a job within two seconds of each other, through three gateways. Each job is over
-/// at once, and still only one of them runs in each period.
+/// Many hosts fire a job at slightly different times, through three gateways. Each job is over at
+/// once, and still only one of them runs in each period.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_jobs_that_fire_one_runs_in_each_period() {
     let is_long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();

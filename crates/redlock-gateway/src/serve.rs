@@ -398,9 +398,9 @@ fn awaited(nodes: &[(String, NodeStatus)]) -> String {
 }
 
 /// Logs one line when the majority is lost, and one when it is back. In between, each refused
-/// request reports the loss to its client, and one a minute to the log. After a start, the log says
-/// first which nodes the gateway waits for. Each node's own line, which tells why that node cannot
-/// vote, does not wait.
+/// request reports the loss to its client, and one a minute to the log. After a start without a
+/// majority, the log first names the nodes that do not vote. Why a node cannot vote is logged at
+/// once, by a line about that node.
 async fn watch_quorum(gateway: Arc<Gateway>, runbook: String) {
     let mut tick = tokio::time::interval(QUORUM_INTERVAL);
     let mut report = QuorumReport::Starting;
@@ -410,8 +410,8 @@ async fn watch_quorum(gateway: Arc<Gateway>, runbook: String) {
         tick.tick().await;
         let has = gateway.has_quorum();
         let next = report.next(has, had, since.elapsed());
-        // A majority may come and go between two checks. A node's engine is known just before the
-        // node votes, so this result counts from the next check on.
+        // A majority may come and go between two checks. A node's engine becomes known just before
+        // the node votes, so `had` changes only the next check.
         had |= !has && has_been_admitted(&gateway.nodes());
         if next == report {
             continue;
@@ -424,7 +424,7 @@ async fn watch_quorum(gateway: Arc<Gateway>, runbook: String) {
         match next {
             // A start within `STARTS_WITHIN` needs no line.
             QuorumReport::Present if report == QuorumReport::Starting => {}
-            // No report is followed by this one.
+            // Only the first report is `Starting`, and the loop skips an unchanged report.
             QuorumReport::Starting => {}
             QuorumReport::Present => {
                 tracing::info!(nodes, without_ms = lasted_ms, "a majority of nodes may vote");

@@ -168,7 +168,7 @@ async fn cycle(
     Ok(())
 }
 
-/// What a client saw that uses a gateway beside the measured load.
+/// The results of [`probe`]: a client that uses the gateway beside the measured load.
 pub(crate) struct Probed {
     /// Each latency covers an acquire and a release.
     pub(crate) latencies: Latencies,

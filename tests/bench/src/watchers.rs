@@ -242,7 +242,7 @@ impl Run<'_> {
         }
     }
 
-    /// How long after the answer to the client that was granted a lock, the event was received.
+    /// How long after the answer that grants a lock a stream receives the event of that grant.
     fn lateness(&self, grants: Vec<(u64, Instant)>) -> Latencies {
         let granted: HashMap<_, _> = grants.into_iter().collect();
         let mut latencies = Latencies::new();
