@@ -559,8 +559,8 @@ async fn contend(
     granted
 }
 
-/// Two of three masters lose all their data, one after the other. Then the third master is killed,
-/// so only the locks that the two have recovered keep others out.
+/// Two of three masters lose all their data, one after the other, and recover it. Then the third
+/// master is killed. If the two had recovered less than everything, others would now get the locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn slots_and_a_set_survive_masters_that_lose_their_data() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;

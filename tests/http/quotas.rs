@@ -253,7 +253,7 @@ async fn each_slot_and_each_lock_of_a_set_counts_in_the_share() {
     take_sets(&with_sets, "set", 8).await;
     take_slots(&with_half, "half", 64).await;
     take_sets(&with_half, "half", 2).await;
-    // After a release, only the watermarks of the slots count. They are about half as large.
+    // A released slot leaves its watermark, which counts about half as much as a held slot.
     let released = take_slots(&without, "released", 256).await;
     assert_eq!(without.delete(&gateway, "released", &released.token).await.status, 204);
 

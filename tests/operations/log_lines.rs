@@ -60,7 +60,8 @@ async fn a_lost_quorum_gives_one_warning_a_minute() {
     assert!(!log.contains("secret-project"), "the lock's name is in the log");
 }
 
-/// Nobody listens at the masters' addresses, as before the pods of a new cluster have started.
+/// Nobody listens at the masters' addresses. So it is in a new cluster until its masters have
+/// started.
 #[tokio::test]
 async fn a_slow_first_start_names_the_masters_and_is_no_error() {
     // A socket that is bound and does not listen keeps its port from others.

@@ -370,8 +370,8 @@ enum QuorumReport {
 }
 
 impl QuorumReport {
-    /// The report after a check. `has` is whether a majority may vote, and `had` whether a majority
-    /// was admitted before. `without` is the time without a majority.
+    /// The report after a check. `has`: a majority may vote now. `had`: a majority has been admitted
+    /// at some time since the start. `without`: for how long no majority could vote.
     fn next(self, has: bool, had: bool, without: Duration) -> Self {
         match self {
             _ if has => Self::Present,

@@ -62,7 +62,7 @@ pub(crate) async fn measure(
     Ok(())
 }
 
-/// Acquires the locks 0 to `locks`, and returns their tokens in this order.
+/// Acquires so many locks, numbered from 0. Returns their tokens in this order.
 pub(crate) async fn take(target: &Target, locks: u64, threads: u32) -> Result<Vec<String>, String> {
     let connections = ROWS[0].1;
     let target = target.clone();

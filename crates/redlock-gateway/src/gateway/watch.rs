@@ -5,9 +5,9 @@
 //!
 //! A watcher follows one lock, or all locks whose names begin with a prefix. The gateway stores each
 //! change once: all receivers share a ring buffer. A watcher that reads too slowly loses the oldest
-//! changes. It learns how many, and gets a new snapshot. When the memory for unread
-//! changes is full, one slow watcher of a lock makes all watchers of that lock lose changes.
-//! Watchers of prefixes share one buffer, so one slow watcher makes all of them lose changes.
+//! changes. It learns how many, and gets a new snapshot. When the memory for unread changes is full,
+//! one slow watcher of a lock makes all watchers of that lock lose changes. Watchers of prefixes share
+//! one buffer, so one slow watcher makes all of them lose changes.
 //!
 //! This module does not know who may see what. It stores the text of a change for the routes, and
 //! does not know how they write it.

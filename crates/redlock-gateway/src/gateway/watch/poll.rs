@@ -80,8 +80,8 @@ async fn read_soon(watches: &Watches, locks: &Redlock) {
     }
 }
 
-/// Inspects locks, with so many of their slots, and publishes what is new. The inspections begin one
-/// after another, spread evenly over the time `over`.
+/// Inspects locks, with so many of their slots, and publishes what is new. The inspections begin at
+/// equal distances within the time `over`. If that is zero, they begin at once.
 async fn inspect(watches: &Watches, locks: &Redlock, due: Vec<(LockName, u16)>, over: Duration) {
     let start = tokio::time::Instant::now();
     let pause = over / u32::try_from(due.len()).unwrap_or(u32::MAX).max(1);
