@@ -81,6 +81,16 @@ async fn hung_majority_delays_only_the_first_requests() {
     servers[..2].iter().for_each(RedisServer::cont);
 }
 
+/// A disk, three masters that sync each write to it, and a gateway over them.
+async fn on_slow_disk() -> (SlowDisk, Vec<RedisServer>, Gateway) {
+    let disk = SlowDisk::new();
+    let servers = disk.masters(3);
+    let gateway = over(&servers).await;
+    // A gateway that catches up writes to the masters too.
+    gateway.all_nodes_caught_up().await;
+    (disk, servers, gateway)
+}
+
 /// One client acquires and releases one lock after the other. Returns the status of each answer,
 /// and how long the client waited for the answer.
 async fn acquires_and_releases(
@@ -129,11 +139,7 @@ async fn requests_outlast_the_delay_of_every_fsync() {
     let is_long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
     let delays_ms: &[u64] = if is_long { &[70, 150, 400, 900] } else { &[150] };
     let locks = if is_long { 20 } else { 3 };
-    let disk = SlowDisk::new();
-    let servers = disk.masters(3);
-    let gateway = over(&servers).await;
-    // A gateway that catches up writes to the masters too.
-    gateway.all_nodes_caught_up().await;
+    let (disk, _servers, gateway) = on_slow_disk().await;
     println!("| fsync ms | clients | requests | 503 | median ms | longest ms |");
     for delay_ms in delays_ms {
         let delay = Duration::from_millis(*delay_ms);
@@ -160,10 +166,7 @@ async fn requests_outlast_the_delay_of_every_fsync() {
 
 #[tokio::test]
 async fn a_round_waits_for_a_stalled_fsync_for_a_tenth_of_the_ttl() {
-    let disk = SlowDisk::new();
-    let servers = disk.masters(3);
-    let gateway = over(&servers).await;
-    gateway.all_nodes_caught_up().await;
+    let (disk, servers, gateway) = on_slow_disk().await;
     disk.delay_fsyncs(ENDLESS);
     let refused = gateway.post("job", json!({ "ttl_ms": 3_000 })).await;
     disk.delay_fsyncs(Duration::ZERO);
@@ -180,10 +183,7 @@ async fn a_round_waits_for_a_stalled_fsync_for_a_tenth_of_the_ttl() {
 /// the gateway undoes the acquire and repeats the release. No lock expires meanwhile.
 #[tokio::test]
 async fn a_long_fsync_stall_is_503_and_leaves_one_holder() {
-    let disk = SlowDisk::new();
-    let servers = disk.masters(3);
-    let gateway = over(&servers).await;
-    gateway.all_nodes_caught_up().await;
+    let (disk, servers, gateway) = on_slow_disk().await;
     let held = gateway.acquire_for("held", LONGEST_TTL_MS).await;
     let done = gateway.acquire_for("done", LONGEST_TTL_MS).await;
     let body = json!({ "ttl_ms": LONGEST_TTL_MS });

@@ -15,9 +15,9 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::client::Target;
-use crate::masters::{Masters, SCRIPTS_ONLY, module};
+use crate::masters::{Condition, Masters, SCRIPTS_ONLY, module};
 use crate::naive::Design;
-use crate::servers::{Process, READY_WITHIN, free_address, wait_until};
+use crate::servers::{Process, READY_WITHIN, free_address, scratch, wait_until};
 
 /// The contenders, in the order of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -82,6 +82,13 @@ impl Contender {
 pub(crate) struct Running {
     pub(crate) process: Process,
     pub(crate) target: Target,
+}
+
+/// A gateway over healthy masters. The fields are dropped in this order.
+pub(crate) struct Setup {
+    pub(crate) gateway: Running,
+    pub(crate) masters: Masters,
+    _scratch: TempDir,
 }
 
 /// The binaries. They are found before anything is started.
@@ -164,6 +171,15 @@ impl Programs {
             masters.addresses().flat_map(|master| ["--master".into(), master.to_string().into()]),
         );
         start_server(contender.label(), &self.bench, &args, target, scratch).await
+    }
+
+    /// Starts healthy masters, and a gateway over them.
+    pub(crate) async fn set_up(&self, args: &[String]) -> Result<Setup, String> {
+        let scratch = scratch()?;
+        let masters = Masters::start(Condition::Healthy, &scratch).await?;
+        let target = Target::plain(free_address()?);
+        let gateway = self.start_gateway("redlock-gateway", target, "", &masters, args, &scratch);
+        Ok(Setup { gateway: gateway.await?, masters, _scratch: scratch })
     }
 
     /// Starts a gateway over the masters. If another gateway has used the masters before, it finds

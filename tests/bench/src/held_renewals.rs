@@ -10,13 +10,11 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::client::Target;
 use crate::contenders::Programs;
 use crate::load::{STOP_WITHIN, probe, share};
-use crate::masters::{Condition, Masters};
 use crate::renewals::{Ask, Tally, take};
 use crate::report::{Latencies, Row, Table, Unit, thousands};
-use crate::servers::{Accounts, free_address, scratch};
+use crate::servers::Accounts;
 use crate::worker_pool::WorkerPool;
 
 const LOCKS: [u64; 3] = [30_000, 100_000, 300_000];
@@ -58,11 +56,8 @@ async fn row_of(
     threads: u32,
     row: &mut Row,
 ) -> Result<(), String> {
-    let scratch = scratch()?;
-    let masters = Masters::start(Condition::Healthy, &scratch).await?;
-    let target = Target::plain(free_address()?);
-    let gateway =
-        programs.start_gateway("redlock-gateway", target, "", &masters, &[], &scratch).await?;
+    let setup = programs.set_up(&[]).await?;
+    let (gateway, masters) = (&setup.gateway, &setup.masters);
     let memory = || Ok::<_, String>((gateway.process.memory()?.now, masters.memory()?));
     // The first requests make allocations that stay. They must not count as the locks' memory.
     probe(&mut gateway.target.open().await?, WARM_UP).await?;

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 
-use crate::client::{Target, path};
+use crate::client::path;
 use crate::contenders::{Programs, Running};
 use crate::load::probe;
-use crate::masters::{Condition, Masters};
+use crate::masters::Masters;
 use crate::report::{Row, Table, Unit, median};
-use crate::servers::{Accounts, allow_open_files, free_address, scratch};
+use crate::servers::{Accounts, allow_open_files};
 use crate::streams::{EventStream, number};
 use crate::worker_pool::WorkerPool;
 
@@ -38,15 +38,10 @@ pub(crate) async fn measure(
     let streams = if quick { 200 } else { 1_000 };
     let connections = streams + OTHER_FILES;
     allow_open_files(u64::from(connections))?;
-    let scratch = scratch()?;
-    let masters = Masters::start(Condition::Healthy, &scratch).await?;
-    let args = [format!("--max-connections={connections}")];
-    let target = Target::plain(free_address()?);
-    let gateway = programs
-        .start_gateway("redlock-gateway", target.clone(), "", &masters, &args, &scratch)
-        .await?;
+    let setup = programs.set_up(&[format!("--max-connections={connections}")]).await?;
+    let (gateway, masters) = (&setup.gateway, &setup.masters);
     let mut row = Row::new(&format!("{streams} streams"));
-    let run = Run { streams, masters: &masters, gateway: &gateway };
+    let run = Run { streams, masters, gateway };
     let mut result = Ok(());
     for round in 1..=rounds {
         result = run.round(&mut row).await;

@@ -11,9 +11,9 @@ use hyper::Method;
 use crate::client::{Connection, Target, path};
 use crate::contenders::{Programs, Running};
 use crate::load::{HELD_BODY, STOP_WITHIN, share};
-use crate::masters::{Condition, Masters};
+use crate::masters::Masters;
 use crate::report::{Row, Table, Unit};
-use crate::servers::{Accounts, free_address, scratch};
+use crate::servers::Accounts;
 use crate::worker_pool::WorkerPool;
 
 /// The number of held locks: a multiple of each number of connections times each batch.
@@ -32,10 +32,8 @@ pub(crate) async fn measure(
     threads: u32,
     table: &mut Table,
 ) -> Result<(), String> {
-    let scratch = scratch()?;
-    let masters = Masters::start(Condition::Healthy, &scratch).await?;
-    let target = Target::plain(free_address()?);
-    let gateway = programs.start_gateway("gateway", target, "", &masters, &[], &scratch).await?;
+    let setup = programs.set_up(&[]).await?;
+    let (gateway, masters) = (&setup.gateway, &setup.masters);
     eprintln!("acquiring {LOCKS} locks");
     let tokens = take(&gateway.target, LOCKS, threads).await?;
     let name = |leases: usize| match leases {
@@ -46,7 +44,7 @@ pub(crate) async fn measure(
     for round in 0..rounds as usize {
         for turn in 0..ROWS.len() {
             let at = (turn + round) % ROWS.len();
-            let run = Turn { masters: &masters, gateway: &gateway, window, threads };
+            let run = Turn { masters, gateway, window, threads };
             let row = &mut table.rows[at];
             if let Err(error) = run.measure(ROWS[at], &tokens, row).await {
                 let log = gateway.process.log_tail();

@@ -16,12 +16,11 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use crate::client::{Connection, Target};
+use crate::client::Connection;
 use crate::contenders::{Programs, Running};
 use crate::load::{Holders, Probed, probe};
-use crate::masters::{Condition, Masters};
 use crate::report::{Row, Table, Unit, millis};
-use crate::servers::{Accounts, allow_open_files, free_address, scratch};
+use crate::servers::{Accounts, allow_open_files};
 
 /// The waiters' `wait_ms`. It is longer than all steps until the holders release.
 const WAIT: Duration = Duration::from_secs(25);
@@ -51,8 +50,6 @@ pub(crate) async fn measure(
     let (waiters, names) = if quick { (2000, 200) } else { (10_000, 1000) };
     let connections = waiters + OTHER_FILES;
     allow_open_files(u64::from(connections))?;
-    let scratch = scratch()?;
-    let masters = Masters::start(Condition::Healthy, &scratch).await?;
     // All waiters come from one address. With the gateway's default limits, some of them would be
     // refused.
     let args = [
@@ -60,10 +57,8 @@ pub(crate) async fn measure(
         format!("--max-waiters={waiters}"),
         format!("--max-waiters-per-client={waiters}"),
     ];
-    let target = Target::plain(free_address()?);
-    let gateway = programs
-        .start_gateway("redlock-gateway", target.clone(), "", &masters, &args, &scratch)
-        .await?;
+    let setup = programs.set_up(&args).await?;
+    let (gateway, masters) = (&setup.gateway, &setup.masters);
     let first: u64 = rand::random();
     let mut run = Run {
         waiters,
@@ -71,9 +66,9 @@ pub(crate) async fn measure(
         probe_for: Duration::from_secs(if quick { 1 } else { 4 }),
         ramp: Duration::from_millis(if quick { 500 } else { 2000 }),
         // The probe's connection is opened while the gateway is far from all limits on connections.
-        probe: target.open().await?,
+        probe: gateway.target.open().await?,
         row: Row::new("redlock-gateway"),
-        gateway: &gateway,
+        gateway,
     };
     let read = || Accounts::read([&gateway.process], masters.cpu()?);
     let before = read()?;

@@ -22,9 +22,9 @@ use tokio::time::{MissedTickBehavior, interval_at};
 use crate::client::{Answer, Connection, Target, path};
 use crate::contenders::{Programs, Running};
 use crate::load::{Probed, probe, share};
-use crate::masters::{Condition, Masters};
+use crate::masters::Masters;
 use crate::report::{Latencies, Row, Table, Unit};
-use crate::servers::{Accounts, allow_open_files, free_address, scratch};
+use crate::servers::{Accounts, allow_open_files};
 use crate::streams::{EventStream, number};
 use crate::worker_pool::WorkerPool;
 
@@ -59,23 +59,18 @@ pub(crate) async fn measure(
     let watchers = if quick { 2_000 } else { 10_000 };
     let connections = watchers + OTHER_FILES;
     allow_open_files(u64::from(connections))?;
-    let scratch = scratch()?;
-    let masters = Masters::start(Condition::Healthy, &scratch).await?;
-    let args = [format!("--max-connections={connections}")];
-    let target = Target::plain(free_address()?);
-    let gateway = programs
-        .start_gateway("redlock-gateway", target.clone(), "", &masters, &args, &scratch)
-        .await?;
+    let setup = programs.set_up(&[format!("--max-connections={connections}")]).await?;
+    let (gateway, masters) = (&setup.gateway, &setup.masters);
     let first: u64 = rand::random();
     let name = |number: u64| first.wrapping_add(number);
     let mut run = Run {
         watchers,
         window,
-        masters: &masters,
-        gateway: &gateway,
+        masters,
+        gateway,
         watched: (0..NAMES).map(name).collect(),
         unwatched: (NAMES..2 * NAMES).map(name).collect(),
-        probe: target.open().await?,
+        probe: gateway.target.open().await?,
         seen: Arc::default(),
     };
     let mut rows = [Row::new("unwatched locks change"), Row::new("watched locks change")];
