@@ -218,7 +218,6 @@ async fn a_receiver_that_was_closed_gets_the_callback_later() {
         (state(&gateway, &path).await["callback"] == "delivered").then_some(())
     })
     .await;
-    assert!(receiver.arrived().is_none(), "a delivered callback is not repeated");
 }
 
 #[tokio::test]

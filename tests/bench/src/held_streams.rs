@@ -132,13 +132,13 @@ impl Run<'_> {
                 }
                 drop(permit);
                 open.fetch_add(1, Ordering::Relaxed);
-                let mut deadline = deadline(sent, &granted)?;
+                let mut until = deadline(sent, &granted)?;
                 loop {
                     let event = stream.event().await?;
                     if event.contains("event: extended") {
-                        deadline = self::deadline(sent, &event)?;
+                        until = deadline(sent, &event)?;
                     } else if event.contains("event: lost") {
-                        return Ok(margin(deadline, Instant::now()));
+                        return Ok(margin(until, Instant::now()));
                     } else if event.contains("event:") && !event.contains("event: unknown") {
                         return Err(format!("a stream got {event:?}"));
                     }

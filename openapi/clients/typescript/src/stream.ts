@@ -64,10 +64,11 @@ export class Streamed extends Single {
 
   /** Reads events until one of them decides the request. */
   async #decided({ data: body, response }: Answer): Promise<Answer> {
+    // Set before the check, so that a failure closes the connection.
+    const events = (this.#events = new Events(body as ReadableStream<Uint8Array>));
     if (!/^text\/event-stream\b/i.test(response.headers.get("content-type") ?? "")) {
       throw new Error("the answer is not a stream of events");
     }
-    const events = (this.#events = new Events(body as ReadableStream<Uint8Array>));
     for (;;) {
       const { type, data } = await events.next();
       if (type === "granted" || type === "extended") {
