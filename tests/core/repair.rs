@@ -327,6 +327,19 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
     .await;
 }
 
+/// The token of a lock that is kept after its release, or that has several slots, has more in it
+/// than the record on the nodes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn the_label_of_a_lock_with_a_time_to_hold_is_repaired_too() {
+    let five = FiveNodes::start(&CLUSTER).await;
+    let lease = five.held(&CLUSTER).await;
+    five.lose_lock(1);
+    let token = lease.token.holding(Duration::from_secs(5));
+    five.locks.extend(&five.lock, &token, ttl(30_000)).await.unwrap();
+    let repaired = eventually("the node has the lock again", async || five.raw(1)).await;
+    assert!(repaired.ends_with(LABEL), "{repaired}");
+}
+
 /// A poller gets the vote of the node that lost the lock, and undoes it each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn failed_acquires_of_others_do_not_prevent_a_repair() {

@@ -13,7 +13,7 @@ use crate::node::redis::redis_node;
 use crate::support::harness::RedisServer;
 use crate::support::nodes::{
     LONG_MS, Lock, Pending, ask, assert_extended, assert_failed, failure, now, submit,
-    submit_until, token, ttl, votes,
+    submit_until, task, token, ttl, votes,
 };
 use crate::support::resp::Resp;
 
@@ -103,6 +103,33 @@ async fn a_call_has_at_most_128_operations_all_answered() {
     assert!(answers.iter().all(|vote| *vote == Vote::Granted));
     let calls = calls.take_calls();
     assert_eq!((calls.iter().sum::<usize>(), calls.iter().max()), (count, Some(&128)), "{calls:?}");
+}
+
+#[tokio::test]
+async fn operations_submitted_together_run_in_order() {
+    let (server, node, calls) = redis_node().await;
+    let t = now();
+    let lock = Lock::new("a");
+    let mut pending = Vec::new();
+    let mut task = |op| {
+        let (task, vote) = task(op);
+        pending.push(vote);
+        task
+    };
+    let mine = (0..150).flat_map(|n| [lock.acquire(1, t + n, LONG_MS), lock.release(1, t + n)]);
+    let mine = mine.map(&mut task).collect();
+    calls.take_calls();
+    server.stop();
+    node.submit_all(mine);
+    let other = submit(node.as_ref(), lock.acquire(2, t + 200, LONG_MS));
+    server.cont();
+    for (n, vote) in votes(pending).await.into_iter().enumerate() {
+        let expected = if n % 2 == 0 { Vote::Granted } else { Vote::Released };
+        assert_eq!(vote, expected, "operation {n}");
+    }
+    assert_eq!(other.vote().await, Vote::Granted);
+    let calls = calls.take_calls();
+    assert_eq!((calls.iter().sum::<usize>(), calls.iter().max()), (301, Some(&128)), "{calls:?}");
 }
 
 #[tokio::test]

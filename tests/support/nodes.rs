@@ -212,10 +212,17 @@ pub(crate) fn submit(node: &dyn Node, op: Op) -> Pending {
 }
 
 pub(crate) fn submit_until(node: &dyn Node, op: Op, not_after: Instant) -> Pending {
+    let (Task { op, reply, .. }, pending) = task(op);
+    node.submit(op, not_after, reply);
+    pending
+}
+
+/// An operation for [`Node::submit_all`], and its vote.
+pub(crate) fn task(op: Op) -> (Task, Pending) {
     let (sender, receiver) = oneshot::channel();
     let reply = Reply::new(Arc::new(NodeIdentity(Mutex::new(Some(sender)))), 0);
-    node.submit(Arc::new(op), not_after, reply);
-    Pending(receiver)
+    let not_after = Instant::now() + PATIENCE;
+    (Task { op: Arc::new(op), not_after, reply }, Pending(receiver))
 }
 
 pub(crate) async fn ask(node: &dyn Node, op: Op) -> Vote {

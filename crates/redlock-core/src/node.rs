@@ -91,11 +91,12 @@ pub trait Node: Send + Sync + 'static {
     /// to operations that it has not begun by `not_after`.
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply);
 
-    /// Takes two operations. The node runs the second right after the first. A node that sends
-    /// calls sends both in one call.
-    fn submit_both(&self, first: Task, second: Task) {
-        self.submit(first.op, first.not_after, first.reply);
-        self.submit(second.op, second.not_after, second.reply);
+    /// Takes several operations. The node runs them one after the other, with no operation of
+    /// another caller in between. A node that sends calls sends as many in one call as fit.
+    fn submit_all(&self, tasks: Vec<Task>) {
+        for Task { op, not_after, reply } in tasks {
+            self.submit(op, not_after, reply);
+        }
     }
 
     /// Adds a listener for the hints that other processes publish through this node. The default

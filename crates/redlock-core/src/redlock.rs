@@ -248,10 +248,7 @@ impl Redlock {
         leases: &[(&LockName, &LockToken)],
         ttl: Ttl,
     ) -> Vec<Result<Lease, LockError>> {
-        let begin = |(name, token): &(&LockName, &LockToken)| {
-            Extension::begin(&self.shared, name, token, ttl)
-        };
-        let begun: Vec<_> = leases.iter().map(begin).collect();
+        let begun = Extension::begin_many(&self.shared, leases, ttl);
         let mut results = Vec::with_capacity(leases.len());
         for ((name, token), begun) in leases.iter().zip(begun) {
             let on_unused = |slot| self.release_unused(name, slot, token);

@@ -6,6 +6,7 @@
 //! outlives the asker, because late votes still arrive, and may have to be undone.
 
 pub(crate) mod pending_releases;
+pub(crate) mod repair;
 pub(crate) mod times;
 pub(crate) mod votes;
 
@@ -15,9 +16,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::pending_releases::PendingReleases;
+use self::repair::{Began, Repair, Repairs};
 use crate::model::quorum::{Decision, Quorum, Tally};
 use crate::node::{
     Effect, Failure, Keys, Node, Observer, Op, Reason, Reply, RoundTrace, Task, Vote, Voter,
@@ -53,7 +56,8 @@ pub(crate) struct Round {
     /// Whether a release is also retried on a node that refuses its T as too far ahead of the
     /// node's clock.
     owe_clock: bool,
-    when_missing: Option<Arc<dyn WhenMissing>>,
+    /// Of an extension: what repairs nodes that lost the lock, and when the extension began.
+    repairs: Option<(Arc<Repairs>, Began)>,
     ballot: Mutex<Ballot>,
     decided: AtomicWaker,
 }
@@ -67,6 +71,9 @@ struct Ballot {
     is_late: bool,
     /// Undoes grants that arrive after the attempt was abandoned.
     undo: Option<Abandoned>,
+    /// The repair of nodes that lost the lock. Most extensions find the lock on every node, so the
+    /// repair is only made for the first node without it.
+    repair: Option<Arc<Repair>>,
 }
 
 impl Ballot {
@@ -80,13 +87,6 @@ impl Ballot {
 struct Abandoned {
     undo: Arc<Op>,
     pending: Arc<PendingReleases>,
-}
-
-/// Repairs nodes that lost the lock, once a majority has said yes.
-pub(crate) trait WhenMissing: Send + Sync {
-    /// `nodes` are the nodes that do not store the lock, and `witness` is a node that has extended
-    /// it, both by index. Called again when a later vote shows another node without the lock.
-    fn missing(self: Arc<Self>, nodes: Vec<usize>, witness: usize);
 }
 
 /// Whether an acquire with this vote may have set the lock.
@@ -117,6 +117,19 @@ impl PreparedRound {
         self.0
     }
 
+    /// Asks all nodes the questions of several rounds. Each node gets them together.
+    pub(crate) fn ask_all(rounds: PreparedRounds, nodes: &[Arc<dyn Node>]) {
+        match &rounds[..] {
+            [] => {}
+            [round] => round.0.submit(nodes, u32::MAX),
+            rounds => {
+                for (index, node) in nodes.iter().enumerate() {
+                    node.submit_all(rounds.iter().map(|round| round.0.task(index)).collect());
+                }
+            }
+        }
+    }
+
     /// Asks all nodes the question of `then`. A node whose bit is set in `mask` is first asked the
     /// question of this round, in the same call. Returns this round.
     pub(crate) fn ask_before(
@@ -126,12 +139,15 @@ impl PreparedRound {
         then: PreparedRound,
     ) -> Arc<Round> {
         for (index, node) in masked(nodes, mask) {
-            node.submit_both(self.0.task(index), then.0.task(index));
+            node.submit_all(vec![self.0.task(index), then.0.task(index)]);
         }
         then.0.submit(nodes, !mask);
         self.0
     }
 }
+
+/// Rounds that are asked together.
+pub(crate) type PreparedRounds = SmallVec<[PreparedRound; 1]>;
 
 /// The nodes whose bit is set in `mask`, with their index.
 fn masked(nodes: &[Arc<dyn Node>], mask: u32) -> impl Iterator<Item = (usize, &Arc<dyn Node>)> {
@@ -152,10 +168,10 @@ impl Round {
         op: Op,
         limits: RoundLimits,
         observer: &Arc<dyn Observer>,
-        when_missing: Option<Arc<dyn WhenMissing>>,
+        repairs: Option<(Arc<Repairs>, Began)>,
     ) -> PreparedRound {
         PreparedRound(Arc::new(Self {
-            when_missing,
+            repairs,
             ..Self::open(quorum, Arc::new(op), (limits, limits.quorum), observer)
         }))
     }
@@ -187,8 +203,14 @@ impl Round {
         let now = Instant::now();
         let votes = vec![None; quorum.nodes()];
         let deadline = now + limits.rest;
-        let ballot =
-            Ballot { votes, decision: Decision::Open, deadline, is_late: false, undo: None };
+        let ballot = Ballot {
+            votes,
+            decision: Decision::Open,
+            deadline,
+            is_late: false,
+            undo: None,
+            repair: None,
+        };
         Self {
             quorum,
             trace: observer.round(&op),
@@ -199,7 +221,7 @@ impl Round {
             observer: observer.clone(),
             pending: None,
             owe_clock: false,
-            when_missing: None,
+            repairs: None,
             ballot: Mutex::new(ballot),
             decided: AtomicWaker::new(),
         }
@@ -229,15 +251,30 @@ impl Round {
     /// Waits for the deciding vote, within the limits. A node without an answer by then counts as
     /// timed out, which is "unknown" and not a refusal.
     pub(crate) async fn outcome(&self) -> RoundOutcome {
-        let decision = loop {
+        let decision = self.decided().await;
+        self.outcome_of(decision)
+    }
+
+    /// Waits for the deciding vote, within the limits. [`Decision::Open`] if it did not come.
+    pub(crate) async fn decided(&self) -> Decision {
+        loop {
             let deadline = self.lock().deadline;
             match tokio::time::timeout_at(deadline, self.decision(deadline)).await {
-                Ok(Some(decision)) => break decision,
+                Ok(Some(decision)) => return decision,
                 Ok(None) => {}
                 Err(_) if self.waits_on() => {}
-                Err(_) => break Decision::Open,
+                Err(_) => return Decision::Open,
             }
-        };
+        }
+    }
+
+    /// Reads the votes, without a copy.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&[Option<Vote>]) -> T) -> T {
+        read(&self.lock().votes)
+    }
+
+    /// The outcome after [`decided`](Self::decided).
+    pub(crate) fn outcome_of(&self, decision: Decision) -> RoundOutcome {
         let ballot = self.lock();
         let mut votes = ballot.votes.clone();
         if decision != Decision::Open {
@@ -363,8 +400,8 @@ impl Voter for Round {
             ballot.deadline = ballot.deadline.min(Instant::now() + self.limits.rest);
             wakes = true;
         }
-        let lost = match &self.when_missing {
-            Some(when_missing) if ballot.decision == Decision::Yes && (was_open || missing) => {
+        let lost = match &self.repairs {
+            Some((repairs, began)) if ballot.decision == Decision::Yes && (was_open || missing) => {
                 let all = 0..ballot.votes.len();
                 // The deciding vote reports every node without the lock so far. Each later vote
                 // reports only its own node.
@@ -374,9 +411,12 @@ impl Voter for Round {
                 let witness = all
                     .into_iter()
                     .find(|at| matches!(ballot.votes[*at], Some(Vote::Extended { .. })));
-                witness
-                    .filter(|_| !lost.is_empty())
-                    .map(|witness| (when_missing.clone(), lost, witness))
+                witness.filter(|_| !lost.is_empty()).and_then(|witness| {
+                    if ballot.repair.is_none() {
+                        ballot.repair = repairs.after(&self.op, *began);
+                    }
+                    Some((ballot.repair.clone()?, lost, witness))
+                })
             }
             _ => None,
         };
@@ -394,8 +434,8 @@ impl Voter for Round {
             // Also after the decision: a waiter in `votes_until` may need this vote.
             self.decided.wake();
         }
-        if let Some((when_missing, lost, witness)) = lost {
-            when_missing.missing(lost, witness);
+        if let Some((repair, lost, witness)) = lost {
+            repair.missing(lost, witness);
         }
     }
 }

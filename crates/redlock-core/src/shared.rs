@@ -15,6 +15,7 @@ use crate::model::types::{LockName, LockSet, LockToken, Ttl};
 use crate::model::validity::{self, Lease};
 use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
 use crate::round::pending_releases::PendingReleases;
+use crate::round::repair::Repairs;
 use crate::round::times::RoundTimes;
 use crate::round::votes::{self, can_hold, holds};
 use crate::round::{PreparedRound, Round, RoundLimits, RoundOutcome};
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) pending: Arc<PendingReleases>,
     pub(crate) fairness: Arc<Fairness>,
     pub(crate) round_times: RoundTimes,
+    /// Repairs extended locks. `None` in tests that switch the repair off.
+    pub(crate) repairs: Option<Arc<Repairs>>,
     /// The background tasks of recovery and of catching up. `None` unless all nodes have links to
     /// Redis masters.
     _scheduled: [Option<Scheduled>; 2],
@@ -72,8 +75,17 @@ impl Shared {
             recovery::start(&nodes, quorum, &settings, &env),
             catch_up::start(&nodes, quorum, &settings, &env),
         ];
+        let nodes: Arc<[Arc<dyn Node>]> = nodes.into();
+        let repairs = settings.node.rules().missing_is_repaired.then(|| {
+            Arc::new(Repairs {
+                nodes: nodes.clone(),
+                observer: env.observer.clone(),
+                clock: env.clock.clone(),
+                drift_factor: settings.drift_factor,
+            })
+        });
         Ok(Arc::new(Self {
-            nodes: nodes.into(),
+            nodes,
             quorum,
             settings,
             env,
@@ -81,6 +93,7 @@ impl Shared {
             pending,
             fairness,
             round_times: RoundTimes::default(),
+            repairs,
             _scheduled,
         }))
     }
@@ -200,17 +213,16 @@ impl Shared {
         token: LockToken,
         ttl: Ttl,
         started: Duration,
-        outcome: &RoundOutcome,
+        votes: &[Option<Vote>],
     ) -> Lease {
         let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Extended { .. });
         // Nothing is promised beyond `max_ttl`, even if nodes keep the key for longer. A master
         // that lost its data votes again after a quarantine that covers only `max_ttl`.
-        let life =
-            votes::life(self.quorum, ttl, &outcome.votes).min(self.settings.max_ttl.duration());
+        let life = votes::life(self.quorum, ttl, votes).min(self.settings.max_ttl.duration());
         Lease {
             token,
             ttl,
-            nodes_granted: votes::count(&outcome.votes, agreed),
+            nodes_granted: votes::count(votes, agreed),
             nodes_total: self.nodes.len(),
             rounds: 1,
             ticket: None,

@@ -260,12 +260,13 @@ impl Node for SimNode {
         }
     }
 
-    fn submit_both(&self, first: Task, second: Task) {
+    fn submit_all(&self, tasks: Vec<Task>) {
         if self.dead.load(Ordering::Relaxed) {
-            self.submit(first.op, first.not_after, first.reply);
-            self.submit(second.op, second.not_after, second.reply);
+            for Task { op, not_after, reply } in tasks {
+                self.submit(op, not_after, reply);
+            }
         } else {
-            self.remote.submit_both(first, second);
+            self.remote.submit_all(tasks);
         }
     }
 

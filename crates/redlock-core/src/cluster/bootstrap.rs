@@ -103,7 +103,7 @@ mod tests {
 
         fn submit(&self, _: Arc<Op>, _: Instant, _: Reply) {}
 
-        fn submit_both(&self, _: Task, _: Task) {}
+        fn submit_all(&self, _: Vec<Task>) {}
 
         fn reader(&self) -> &dyn LockReader {
             unreachable!("nothing is listed here")

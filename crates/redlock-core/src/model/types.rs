@@ -355,6 +355,12 @@ fn write_hex(raw: &[u8], text: &mut [u8]) {
     }
 }
 
+/// Splits a last part of this length off, and the dot in front of it.
+fn split_last(text: &[u8], length: usize) -> Option<(&[u8], &[u8])> {
+    let (rest, last) = text.split_at_checked(text.len().checked_sub(length)?)?;
+    Some((rest.strip_suffix(b".")?, last))
+}
+
 fn read_hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let text: [u8; N] = text.try_into().ok()?;
     // Without an early exit, the compiler checks 16 characters at a time.
@@ -491,13 +497,10 @@ impl LockToken {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.split('.');
-        let version = parts.next()?;
-        let fencing = parts.next()?;
-        let grant = parts.next()?;
-        if parts.next().is_some() {
-            return None;
-        }
+        // The last two parts have a fixed length, so no dot is searched for.
+        let (rest, grant) = split_last(text.as_bytes(), Self::GRANT_LEN)?;
+        let (version, fencing) = split_last(rest, FencingToken::TEXT_LEN)?;
+        let version = std::str::from_utf8(version).ok()?;
         let (hold, slots) = match version.strip_prefix(Self::EXTENDED) {
             None if version == Self::VERSION => (0, SlotSet::FIRST),
             Some(rest) => {
@@ -516,7 +519,7 @@ impl LockToken {
             }
             None => return None,
         };
-        Some(Self { hold, slots, ..Self::of_texts(fencing.as_bytes(), grant.as_bytes())? })
+        Some(Self { hold, slots, ..Self::of_texts(fencing, grant)? })
     }
 
     /// Parses a T and a grant (owner and nonce) as a node stores them.

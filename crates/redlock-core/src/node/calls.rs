@@ -31,7 +31,7 @@ pub(super) struct Call {
 }
 
 pub(super) struct Calls {
-    waiting: Vec<Task>,
+    waiting: VecDeque<Task>,
     under_way: VecDeque<Call>,
     /// Operations in all calls under way.
     operations: usize,
@@ -44,7 +44,7 @@ pub(super) struct Calls {
 impl Calls {
     pub(super) fn new(overlap_above: Duration) -> Self {
         Self {
-            waiting: Vec::with_capacity(MAX_BATCH),
+            waiting: VecDeque::with_capacity(MAX_BATCH),
             under_way: VecDeque::new(),
             operations: 0,
             round_trip: Duration::MAX,
@@ -150,7 +150,7 @@ pub(super) fn fail_all(
 }
 
 /// How many waiting operations fit into the next call.
-fn next_call(waiting: &[Task]) -> usize {
+fn next_call(waiting: &VecDeque<Task>) -> usize {
     let (mut bytes, mut locks) = (0, 0);
     waiting
         .iter()

@@ -4,7 +4,6 @@
 //! to fill it. The worker only yields to the tasks that are ready to run, takes the operations that
 //! they submit, and sends.
 
-use std::iter;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -52,15 +51,19 @@ pub struct RemoteNode {
     worker: AbortHandle,
 }
 
-/// An operation, or two for the same call.
-struct Job {
-    task: Task,
-    next: Option<Box<Task>>,
+/// One operation, or several that run one after the other.
+enum Job {
+    One(Task),
+    Several(Vec<Task>),
 }
 
 impl Job {
     fn tasks(self) -> impl Iterator<Item = Task> {
-        iter::once(self.task).chain(self.next.map(|next| *next))
+        let (one, several) = match self {
+            Self::One(task) => (Some(task), Vec::new()),
+            Self::Several(tasks) => (None, tasks),
+        };
+        one.into_iter().chain(several)
     }
 
     fn fail(self, reason: Reason, detail: &str) {
@@ -72,8 +75,8 @@ impl Job {
 
 impl RemoteNode {
     /// Starts the worker; must be called on a tokio runtime. `queue` is the limit of jobs that may
-    /// wait; a job is one operation, or two for the same call. When so many wait, the node is too
-    /// slow to be useful, so further operations are refused at once.
+    /// wait; operations that were submitted together are one job. When so many wait, the node is
+    /// too slow to be useful, so further operations are refused at once.
     ///
     /// # Panics
     /// Panics if `queue` is 0.
@@ -121,9 +124,9 @@ impl RemoteNode {
 
     fn enqueue(&self, job: Job) {
         // The last quarter of the queue is kept for extensions and releases of held locks, and for
-        // handoffs, which are two operations. They share one queue with acquires, because a node
+        // handoffs, which are several operations. They share one queue with acquires, because a node
         // promises to keep the order of operations.
-        let is_acquire = matches!(*job.task.op, Op::Acquire { .. }) && job.next.is_none();
+        let is_acquire = matches!(&job, Job::One(task) if matches!(*task.op, Op::Acquire { .. }));
         if is_acquire && self.queue.capacity() <= self.queue.max_capacity() / 4 {
             return job.fail(Reason::Overloaded, "the node's queue has no more room for acquires");
         }
@@ -153,11 +156,11 @@ impl Node for RemoteNode {
     }
 
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
-        self.enqueue(Job { task: Task { op, not_after, reply }, next: None });
+        self.enqueue(Job::One(Task { op, not_after, reply }));
     }
 
-    fn submit_both(&self, first: Task, second: Task) {
-        self.enqueue(Job { task: first, next: Some(Box::new(second)) });
+    fn submit_all(&self, tasks: Vec<Task>) {
+        self.enqueue(Job::Several(tasks));
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {

@@ -1,27 +1,46 @@
-//! Extends locks. After a majority has extended a lock, [repair] sets it again on nodes that lost
-//! it.
+//! Extends locks. After a majority has extended a lock, a repair sets it again on nodes that lost
+//! it, see [`crate::round::repair`].
 //!
 //! An extension begins by asking all nodes, and ends with its outcome. Many extensions may begin
 //! before the first outcome is awaited. They then share calls to the nodes. One task awaits them
 //! all, so most of them need no timer and no wake-up of their own.
 
-mod repair;
-
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::repair::Repair;
 use crate::error::LockError;
 use crate::model::quorum::Decision;
 use crate::model::slots::SlotSet;
 use crate::model::types::{Info, LockName, LockToken, Owner, Ttl};
-use crate::model::validity::{self, Lease};
+use crate::model::validity::Lease;
 use crate::node::{Keys, Op, Record};
+use crate::round::repair::Began;
 use crate::round::votes::not_held;
-use crate::round::{Round, WhenMissing};
-use crate::shared::{ALL_NODES, Shared};
+use crate::round::{PreparedRound, PreparedRounds, Round};
+use crate::shared::Shared;
+
+/// The rounds of extensions that begin together.
+struct Rounds {
+    began: Began,
+    prepared: PreparedRounds,
+}
+
+impl Rounds {
+    fn begin(shared: &Shared) -> Self {
+        let clock = &shared.env.clock;
+        let began = Began {
+            monotonic: clock.monotonic(),
+            at: Instant::now(),
+            wall_micros: clock.wall_micros(),
+        };
+        Self { began, prepared: PreparedRounds::new() }
+    }
+
+    fn ask(self, shared: &Shared) {
+        PreparedRound::ask_all(self.prepared, &shared.nodes);
+    }
+}
 
 /// The extension of a lock, or of every slot that its token has. All nodes have been asked.
 pub(crate) enum Extension {
@@ -32,6 +51,33 @@ pub(crate) enum Extension {
 
 impl Extension {
     pub(crate) fn begin(shared: &Shared, name: &LockName, token: &LockToken, ttl: Ttl) -> Self {
+        let mut rounds = Rounds::begin(shared);
+        let extension = Self::prepare(shared, (name, token), ttl, &mut rounds);
+        rounds.ask(shared);
+        extension
+    }
+
+    /// Begins many extensions. Each node gets all questions together, and puts as many into one
+    /// call as fit.
+    pub(crate) fn begin_many(
+        shared: &Shared,
+        leases: &[(&LockName, &LockToken)],
+        ttl: Ttl,
+    ) -> Vec<Self> {
+        let mut rounds = Rounds::begin(shared);
+        let prepare =
+            |lease: &(&LockName, &LockToken)| Self::prepare(shared, *lease, ttl, &mut rounds);
+        let extensions = leases.iter().map(prepare).collect();
+        rounds.ask(shared);
+        extensions
+    }
+
+    fn prepare(
+        shared: &Shared,
+        (name, token): (&LockName, &LockToken),
+        ttl: Ttl,
+        rounds: &mut Rounds,
+    ) -> Self {
         // Recovery stores records that keep a lock free after a loss of data. They have this owner,
         // and anybody can make a token with it.
         if *token.owner() == Owner::NOBODY {
@@ -42,8 +88,8 @@ impl Extension {
         }
         let keys = shared.keys_of_slots(name, token.slots());
         match token.slots().count() {
-            0 | 1 => Self::One(OneExtension::begin(shared, keys, token, ttl)),
-            _ => Self::Slots(token.slots(), begin_each(shared, &keys, token, ttl).collect()),
+            0 | 1 => Self::One(OneExtension::prepare(shared, keys, token, ttl, rounds)),
+            _ => Self::Slots(token.slots(), prepare_each(shared, &keys, token, ttl, rounds)),
         }
     }
 
@@ -106,7 +152,9 @@ pub(crate) async fn extend_each(
     token: &LockToken,
     ttl: Ttl,
 ) -> Vec<(Keys, Result<Lease, LockError>)> {
-    let begun: Vec<_> = begin_each(shared, keys, token, ttl).collect();
+    let mut rounds = Rounds::begin(shared);
+    let begun = prepare_each(shared, keys, token, ttl, &mut rounds);
+    rounds.ask(shared);
     let mut results = Vec::with_capacity(begun.len());
     for (keys, one) in keys_of_each(keys).zip(begun) {
         results.push((keys, one.outcome(shared).await));
@@ -114,13 +162,15 @@ pub(crate) async fn extend_each(
     results
 }
 
-fn begin_each(
+fn prepare_each(
     shared: &Shared,
     keys: &Keys,
     token: &LockToken,
     ttl: Ttl,
-) -> impl Iterator<Item = OneExtension> {
-    keys_of_each(keys).map(move |keys| OneExtension::begin(shared, keys, token, ttl))
+    rounds: &mut Rounds,
+) -> Vec<OneExtension> {
+    let prepare = |keys| OneExtension::prepare(shared, keys, token, ttl, rounds);
+    keys_of_each(keys).map(prepare).collect()
 }
 
 fn keys_of_each(keys: &Keys) -> impl Iterator<Item = Keys> {
@@ -131,55 +181,46 @@ fn keys_of_each(keys: &Keys) -> impl Iterator<Item = Keys> {
 pub(crate) struct OneExtension {
     token: LockToken,
     ttl: Ttl,
-    /// On the clock of leases.
-    started: Duration,
+    began: Began,
     round: Arc<Round>,
 }
 
 impl OneExtension {
-    fn begin(shared: &Shared, keys: Keys, token: &LockToken, ttl: Ttl) -> Self {
-        let started = shared.env.clock.monotonic();
-        let repair = shared.settings.node.rules().missing_is_repaired.then(|| {
-            Arc::new(Repair {
-                nodes: shared.nodes.clone(),
-                observer: shared.env.observer.clone(),
-                keys: keys.clone(),
-                token: *token,
-                ttl,
-                began_micros: shared.env.clock.wall_micros(),
-                not_after: Instant::now() + ttl.duration(),
-                until: started
-                    + ttl.duration().saturating_sub(validity::drift(
-                        ttl.duration(),
-                        shared.settings.drift_factor,
-                    )),
-                clock: shared.env.clock.clone(),
-                progress: Default::default(),
-            }) as Arc<dyn WhenMissing>
-        });
+    fn prepare(
+        shared: &Shared,
+        keys: Keys,
+        token: &LockToken,
+        ttl: Ttl,
+        rounds: &mut Rounds,
+    ) -> Self {
+        let began = rounds.began;
+        let repairs = shared.repairs.clone().map(|repairs| (repairs, began));
         let op = Op::Extend { keys, record: Record::new(token, &Info::default()), ttl };
         let limits = shared.round_limits(ttl);
-        let round = Round::prepare(shared.quorum, op, limits, &shared.env.observer, repair)
-            .ask(&shared.nodes, ALL_NODES);
-        Self { token: *token, ttl, started, round }
+        let prepared = Round::prepare(shared.quorum, op, limits, &shared.env.observer, repairs);
+        let round = prepared.round().clone();
+        rounds.prepared.push(prepared);
+        Self { token: *token, ttl, began, round }
     }
 
     async fn outcome(self, shared: &Shared) -> Result<Lease, LockError> {
-        let Self { token, ttl, started, round } = self;
-        let outcome = round.outcome().await;
-        match outcome.decision {
+        let Self { token, ttl, began, round } = self;
+        let started = began.monotonic;
+        match round.decided().await {
             Decision::Yes => {
-                let lease = shared.lease(token, ttl, started, &outcome);
+                let lease = round.read(|votes| shared.lease(token, ttl, started, votes));
                 // A majority has extended the lock. But if the answers took too long, nothing can
                 // be promised.
                 let now = shared.env.clock.monotonic();
                 let left = lease.validity(now);
-                left.filter(|_| shared.counts(started, now))
-                    .map(|_| lease)
-                    .ok_or_else(|| LockError::Unknown(shared.reports(&outcome)))
+                left.filter(|_| shared.counts(started, now)).map(|_| lease).ok_or_else(|| {
+                    LockError::Unknown(shared.reports(&round.outcome_of(Decision::Yes)))
+                })
             }
             Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
-            Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
+            open @ (Decision::Neither | Decision::Open) => {
+                Err(LockError::Unknown(shared.reports(&round.outcome_of(open))))
+            }
         }
     }
 }

@@ -23,30 +23,70 @@ use tokio::time::Instant;
 
 use crate::model::clock::Clock;
 use crate::model::types::{Info, LockToken, Ttl};
+use crate::model::validity;
 use crate::node::{Keys, Node, Observer, Op, Record, Reply, Vote, Voter};
-use crate::round::WhenMissing;
+
+/// Repairs the locks of one process.
+pub(crate) struct Repairs {
+    pub(crate) nodes: Arc<[Arc<dyn Node>]>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) drift_factor: f64,
+}
+
+/// When an extension began.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Began {
+    /// On tokio's clock.
+    pub(crate) at: Instant,
+    /// On the clock of leases.
+    pub(crate) monotonic: Duration,
+    /// By the wall clock.
+    pub(crate) wall_micros: u64,
+}
+
+impl Repairs {
+    /// The repair after an extension. `None` for another operation.
+    pub(super) fn after(&self, extension: &Op, began: Began) -> Option<Arc<Repair>> {
+        let Op::Extend { keys, record, ttl } = extension else { return None };
+        let (token, _) = record.parse()?;
+        let drift = validity::drift(ttl.duration(), self.drift_factor);
+        Some(Arc::new(Repair {
+            nodes: self.nodes.clone(),
+            observer: self.observer.clone(),
+            keys: keys.clone(),
+            token,
+            ttl: *ttl,
+            began_micros: began.wall_micros,
+            not_after: began.at + ttl.duration(),
+            until: began.monotonic + ttl.duration().saturating_sub(drift),
+            clock: self.clock.clone(),
+            progress: Mutex::default(),
+        }))
+    }
+}
 
 pub(super) struct Repair {
-    pub(super) nodes: Arc<[Arc<dyn Node>]>,
-    pub(super) observer: Arc<dyn Observer>,
-    pub(super) keys: Keys,
-    pub(super) token: LockToken,
-    pub(super) ttl: Ttl,
+    nodes: Arc<[Arc<dyn Node>]>,
+    observer: Arc<dyn Observer>,
+    keys: Keys,
+    token: LockToken,
+    ttl: Ttl,
     /// When the extension began, by the wall clock.
-    pub(super) began_micros: u64,
+    began_micros: u64,
     /// A node must not begin a repair after this time.
-    pub(super) not_after: Instant,
+    not_after: Instant,
     /// The end of the extension's own lease, on the clock that includes suspend. The extension
     /// proves nothing beyond that time, so no later vote may trigger a repair.
-    pub(super) until: Duration,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) progress: Mutex<Progress>,
+    until: Duration,
+    clock: Arc<dyn Clock>,
+    progress: Mutex<Progress>,
 }
 
 /// The record that a repair sets includes the text for people. The holder does not send that text
 /// with an extension. So a node that has the lock, the witness, is asked for the record.
 #[derive(Default)]
-pub(super) enum Progress {
+enum Progress {
     #[default]
     Nothing,
     /// These nodes wait for the record.
@@ -54,8 +94,10 @@ pub(super) enum Progress {
     Known(Arc<Op>),
 }
 
-impl WhenMissing for Repair {
-    fn missing(self: Arc<Self>, missing: Vec<usize>, witness: usize) {
+impl Repair {
+    /// `missing` are nodes that do not store the lock, and `witness` is a node that has extended
+    /// it, all by index. Called again when a later vote shows another node without the lock.
+    pub(super) fn missing(self: Arc<Self>, missing: Vec<usize>, witness: usize) {
         let mut progress = self.progress();
         match &mut *progress {
             Progress::Nothing => {
@@ -73,9 +115,7 @@ impl WhenMissing for Repair {
             }
         }
     }
-}
 
-impl Repair {
     fn set_again(self: &Arc<Self>, missing: &[usize], op: &Arc<Op>) {
         if self.clock.monotonic() >= self.until {
             return;

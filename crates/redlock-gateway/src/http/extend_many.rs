@@ -1,13 +1,18 @@
 //! `PATCH /locks`: one request extends many locks, each as if it came in a request of its own.
 
+use std::iter::Enumerate;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+use std::vec;
 
 use axum::extract::{FromRequest, Request};
 use axum::response::Response;
-use futures_util::{StreamExt, stream};
+use futures_util::future::poll_fn;
+use futures_util::stream::{self, FuturesUnordered, Stream, StreamExt};
 use http::StatusCode;
 use redlock_api::{ExtendManyBody, ExtendManyResults, ExtendResult, LeaseRef};
 use redlock_core::{LockName, LockToken, Ttl};
+use tokio_util::sync::ReusableBoxFuture;
 
 use super::access::{Access, lock_name};
 use super::asked::resolve;
@@ -65,17 +70,7 @@ pub(super) async fn extend_many(access: Access, request: Request) -> Result<Resp
         access.note(|entry| entry.parts = leases.iter().map(part).collect());
     }
     let (access, max_hold) = (&access, limits.max_hold);
-    let admitted = leases.into_iter().enumerate().map(|(index, lease)| {
-        Box::pin(async move {
-            let RequestedLease { name, checked } = lease;
-            Admitted { index, name, lease: admit(access, index, checked).await }
-        })
-    });
-    // The order is free. An admitted lease keeps its client's places until it is extended. If it
-    // first waited for an earlier lease, and the earlier lease waited for a place, neither would end.
-    let mut results: Vec<_> = stream::iter(admitted)
-        .buffer_unordered(LEASES_AT_ONCE)
-        .ready_chunks(SLOTS_AT_ONCE)
+    let mut results: Vec<_> = admission(access, leases)
         .flat_map(|leases| stream::iter(parts(leases, Admitted::slots)))
         .map(|leases| extend(access, leases, ttl, max_hold, started))
         .buffer_unordered(LEASES_AT_ONCE / SLOTS_AT_ONCE)
@@ -122,6 +117,70 @@ fn checked(name: &str, token: &str) -> Result<(LockName, LockToken), ApiError> {
             .because("token is no token of this service; send it exactly as it was returned")
     })?;
     Ok((lock_name(name)?, token))
+}
+
+/// A stream of the leases that are admitted at the same time.
+fn admission(access: &Access, leases: Vec<RequestedLease>) -> impl Stream<Item = Vec<Admitted>> {
+    let leases = leases.into_iter().enumerate();
+    let admission = Admission { access, leases, waiting: FuturesUnordered::new(), unused: None };
+    stream::unfold(admission, |mut admission| async {
+        // Without tokio's budget: a part is small, and the task waits for each part.
+        let part = poll_fn(|cx| admission.poll_part(cx));
+        let part = tokio::task::unconstrained(part).await;
+        (!part.is_empty()).then_some((part, admission))
+    })
+}
+
+/// The admission of a request's leases. Most leases are admitted without waiting. They share one
+/// allocation for their futures.
+struct Admission<'a> {
+    access: &'a Access,
+    leases: Enumerate<vec::IntoIter<RequestedLease>>,
+    /// The leases that wait.
+    waiting: FuturesUnordered<ReusableBoxFuture<'a, Admitted>>,
+    /// The allocation of the last lease that did not wait.
+    unused: Option<ReusableBoxFuture<'a, Admitted>>,
+}
+
+impl<'a> Admission<'a> {
+    /// The leases that are admitted now; none after the last.
+    ///
+    /// The order is free. An admitted lease keeps its client's places until it is extended. If it
+    /// first waited for an earlier lease, and the earlier lease waited for a place, neither would
+    /// end.
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Vec<Admitted>> {
+        let mut part = Vec::new();
+        while part.len() < SLOTS_AT_ONCE
+            && let Poll::Ready(Some(admitted)) = self.waiting.poll_next_unpin(cx)
+        {
+            part.push(admitted);
+        }
+        while part.len() < SLOTS_AT_ONCE
+            && self.waiting.len() < LEASES_AT_ONCE
+            && let Some((index, lease)) = self.leases.next()
+        {
+            let access = self.access;
+            let admission = async move {
+                let RequestedLease { name, checked } = lease;
+                Admitted { index, name, lease: admit(access, index, checked).await }
+            };
+            let mut admission = match self.unused.take() {
+                Some(mut unused) => {
+                    unused.set(admission);
+                    unused
+                }
+                None => ReusableBoxFuture::new(admission),
+            };
+            match admission.poll(cx) {
+                Poll::Ready(admitted) => {
+                    part.push(admitted);
+                    self.unused = Some(admission);
+                }
+                Poll::Pending => self.waiting.push(admission),
+            }
+        }
+        if part.is_empty() && !self.waiting.is_empty() { Poll::Pending } else { Poll::Ready(part) }
+    }
 }
 
 /// A lease of the request, after its admission.

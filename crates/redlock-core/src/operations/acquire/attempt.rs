@@ -272,7 +272,8 @@ impl Attempt {
             }
             match outcome.decision {
                 Decision::Yes => {
-                    let mut lease = shared.lease(*token, self.params.ttl, self.started, &outcome);
+                    let mut lease =
+                        shared.lease(*token, self.params.ttl, self.started, &outcome.votes);
                     if self.params.slotted.is_some()
                         && let Err(error) = Box::pin(self.is_only_grant(&lease.token)).await
                     {
