@@ -263,7 +263,7 @@ impl Round {
                 Ok(Some(decision)) => return decision,
                 Ok(None) => {}
                 Err(_) if self.waits_on() => {}
-                Err(_) => return Decision::Open,
+                Err(_) => return self.lock().decision,
             }
         }
     }

@@ -81,21 +81,23 @@ pub(crate) fn begin_release(
 
 /// The result of a release that has been sent.
 async fn released(shared: &Arc<Shared>, round: &Round) -> Result<(), LockError> {
-    let outcome = round.outcome().await;
-    let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
-    let refused = count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
-    match outcome.decision {
+    let decision = round.decided().await;
+    match decision {
         Decision::Yes => Ok(()),
         Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(round).await)),
-        // At least one node stored our grant and has released it, so the grant may have been on a
-        // majority. A majority has answered now, and none of these nodes stores the grant any more.
-        // So no majority can store it.
-        Decision::Neither | Decision::Open
-            if released > 0 && released + refused >= shared.quorum.size() =>
-        {
-            Ok(())
+        Decision::Neither | Decision::Open => {
+            let outcome = round.outcome_of(decision);
+            let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
+            let refused =
+                count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
+            // At least one node stored our grant and has released it, so the grant may have been on
+            // a majority. A majority has answered now, and none of these nodes stores the grant any
+            // more. So no majority can store it.
+            if released > 0 && released + refused >= shared.quorum.size() {
+                return Ok(());
+            }
+            Err(LockError::Unknown(shared.reports(&outcome)))
         }
-        Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
     }
 }
 

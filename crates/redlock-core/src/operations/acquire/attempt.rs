@@ -259,10 +259,10 @@ impl Attempt {
             let Some(Proposal { token, round, .. }) = &self.current else {
                 unreachable!("asked at least once")
             };
-            let mut outcome = round.outcome().await;
+            let decision = round.decided().await;
 
-            let mut watermarks = stale_watermarks(&outcome.votes).peekable();
-            let saw_stale = watermarks.peek().is_some();
+            let watermarks: Vec<_> = round.read(|votes| stale_watermarks(votes).collect());
+            let saw_stale = !watermarks.is_empty();
             let mut is_credible = true;
             for watermark in watermarks {
                 if !shared.tokens.observe(watermark) {
@@ -270,10 +270,11 @@ impl Attempt {
                     shared.env.observer.fence_out_of_reach(shared.tokens.ahead(watermark));
                 }
             }
-            match outcome.decision {
+            match decision {
                 Decision::Yes => {
-                    let mut lease =
-                        shared.lease(*token, self.params.ttl, self.started, &outcome.votes);
+                    let lease_of =
+                        |votes: &_| shared.lease(*token, self.params.ttl, self.started, votes);
+                    let mut lease = round.read(lease_of);
                     if self.params.slotted.is_some()
                         && let Err(error) = Box::pin(self.is_only_grant(&lease.token)).await
                     {
@@ -282,7 +283,8 @@ impl Attempt {
                     let shared = &self.shared;
                     let now = shared.env.clock.monotonic();
                     if !shared.counts(self.started, now) || lease.validity(now).is_none() {
-                        let error = LockError::NoQuorum(shared.reports(&outcome));
+                        let reports = shared.reports(&round.outcome_of(decision));
+                        let error = LockError::NoQuorum(reports);
                         return Err(self.failed(error, false));
                     }
                     // The time of a choice of slots is no time of a round.
@@ -309,6 +311,7 @@ impl Attempt {
                 }
                 Decision::Neither | Decision::Open => {}
             }
+            let mut outcome = round.outcome_of(decision);
             // `Yours` shows another grant of this owner. If no other request shares the owner, that
             // grant is an earlier proposal of this very request, whose undo is in flight.
             let is_known = self.params.owner_is_shared;
