@@ -16,26 +16,24 @@ use crate::report::{Row, Table, Unit};
 use crate::servers::Accounts;
 use crate::worker_pool::WorkerPool;
 
-/// The number of held locks: a multiple of each number of connections times each batch.
-const LOCKS: u64 = 64_000;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// The rows: the leases in one request, and the connections.
 const ROWS: [(usize, u32); 3] = [(1, 64), (100, 16), (1_000, 4)];
 const RATE: &str = "renewals/s";
 const BODY: &str = r#"{"ttl_ms":30000}"#;
 
-/// Measures extensions. It starts processes, so it must be called on the main thread.
+/// Measures extensions of so many locks: a multiple of each row's connections, and of its leases. It starts processes, so it must be called on the main thread.
 pub(crate) async fn measure(
     programs: &Programs,
-    window: Duration,
-    rounds: u32,
+    (window, rounds): (Duration, u32),
+    locks: u64,
     threads: u32,
     table: &mut Table,
 ) -> Result<(), String> {
     let setup = programs.set_up(&[]).await?;
     let (gateway, masters) = (&setup.gateway, &setup.masters);
-    eprintln!("acquiring {LOCKS} locks");
-    let tokens = take(&gateway.target, LOCKS, threads).await?;
+    eprintln!("acquiring {locks} locks");
+    let tokens = take(&gateway.target, locks, threads).await?;
     let name = |leases: usize| match leases {
         1 => "PATCH /locks/{name}".to_owned(),
         _ => format!("PATCH /locks, {leases} leases"),
@@ -106,7 +104,7 @@ impl Turn<'_> {
         // The requests are built before the turn, so that their making does not count as load.
         let requests: Vec<Vec<Ask>> = (0..connections)
             .map(|worker| {
-                let locks: Vec<_> = share(LOCKS, worker, connections).collect();
+                let locks: Vec<_> = share(tokens.len() as u64, worker, connections).collect();
                 locks.chunks(leases).map(|locks| Ask::new(locks, tokens)).collect()
             })
             .collect();

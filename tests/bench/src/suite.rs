@@ -73,7 +73,7 @@ impl Options {
         let all = match workload.kind() {
             WorkloadKind::Load(spec) => spec.lineup,
             WorkloadKind::Contended
-            | WorkloadKind::Renewals
+            | WorkloadKind::Renewals(_)
             | WorkloadKind::HeldRenewals
             | WorkloadKind::Waiters
             | WorkloadKind::Watchers
@@ -157,8 +157,8 @@ async fn run_workload(
         WorkloadKind::Contended => {
             contended::measure(programs, window, rounds, load_threads, table).await
         }
-        WorkloadKind::Renewals => {
-            renewals::measure(programs, window, rounds, load_threads, table).await
+        WorkloadKind::Renewals(locks) => {
+            renewals::measure(programs, (window, rounds), locks, load_threads, table).await
         }
         WorkloadKind::HeldRenewals => {
             held_renewals::measure(programs, window, options.quick, load_threads, table).await

@@ -88,6 +88,9 @@ pub(crate) enum Workload {
     /// extend 1,000
     #[value(name = "renewals")]
     Renewals,
+    /// The same with 8,000 locks. Much more of the masters' data is then in the processors' caches
+    #[value(name = "renewals-8k")]
+    Renewals8k,
     /// 30,000, 100,000 and 300,000 locks are held, and each is extended once in 10 s; only 30,000 in
     /// a quick run
     #[value(name = "held-renewals")]
@@ -109,7 +112,8 @@ pub(crate) enum WorkloadKind {
     Load(Spec),
     /// A workload that the module of the same name measures.
     Contended,
-    Renewals,
+    /// With this many locks.
+    Renewals(u64),
     HeldRenewals,
     Waiters,
     Watchers,
@@ -168,7 +172,8 @@ impl Workload {
             Self::Held1k => held(1_000),
             Self::Held100k => held(100_000),
             Self::Contended => return WorkloadKind::Contended,
-            Self::Renewals => return WorkloadKind::Renewals,
+            Self::Renewals => return WorkloadKind::Renewals(64_000),
+            Self::Renewals8k => return WorkloadKind::Renewals(8_000),
             Self::HeldRenewals => return WorkloadKind::HeldRenewals,
             Self::Waiters => return WorkloadKind::Waiters,
             Self::Watchers => return WorkloadKind::Watchers,
