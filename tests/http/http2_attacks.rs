@@ -293,6 +293,59 @@ async fn a_head_beyond_the_limit_is_refused() {
     assert_eq!(connection.get("/livez").await.status, 200, "the connection goes on");
 }
 
+#[tokio::test]
+async fn many_fields_are_refused_and_many_cookies_are_not() {
+    let stage = Stage::start().await;
+    let connection = stage.open().await;
+    for (fields, cookies, status) in [(100, 0, 200), (90, 180, 200), (101, 0, 431)] {
+        let mut request = Request::get("https://localhost/livez").body(()).expect("a request");
+        let headers = request.headers_mut();
+        for number in 0..fields {
+            let name = http::HeaderName::try_from(format!("x-{number}")).expect("a name");
+            headers.insert(name, "y".parse().expect("a value"));
+        }
+        // Clients send each cookie as a field of its own (RFC 9113, section 8.2.3).
+        for number in 0..cookies {
+            headers.append("cookie", format!("c{number}=y").parse().expect("a value"));
+        }
+        let (answer, _stream) = connection.begin_request(request, None).await;
+        let answered = answered(answer).await.status;
+        assert_eq!(answered, status, "{fields} fields, {cookies} cookies");
+    }
+    assert_eq!(connection.get("/livez").await.status, 200, "the connection goes on");
+}
+
+/// A head of 20 KB in two frames.
+#[tokio::test]
+async fn a_long_head_ends_its_connection_but_not_that_of_a_proxy() {
+    let names: Vec<String> = (0..20).map(|number| format!("x-{number}")).collect();
+    let value = "y".repeat(1_000);
+    let fields: Vec<_> = names.iter().map(|name| (name.as_str(), value.as_str())).collect();
+    let head = [get("/livez"), block(&fields)].concat();
+    let (first, rest) = head.split_at(16_384);
+    let head = [
+        frame(HEADERS, END_STREAM, 1, first),
+        frame(CONTINUATION, END_HEADERS, 1, rest),
+        frame(HEADERS, END_HEADERS | END_STREAM, 3, &get("/livez")),
+    ]
+    .concat();
+    let stage = Stage::start().await;
+    let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+    frames.write(&head).await.expect("sent");
+    assert_eq!(frames.goaway().await, Some(1), "PROTOCOL_ERROR");
+    stage.metric_is("redlock_http2_floods_total", 1.0).await;
+    let stage = Stage::with(|launch| launch.flag("--trusted-proxy", "127.0.0.1")).await;
+    let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+    frames.write(&head).await.expect("sent");
+    let mut answered = Vec::new();
+    while answered.len() < 2 {
+        let (_, stream, _) = frames.next_of(HEADERS).await.expect("the connection goes on");
+        answered.push(stream);
+    }
+    answered.sort_unstable();
+    assert_eq!(answered, [1, 3], "both requests are answered");
+}
+
 /// One entry of the table, which many fields of one byte name.
 #[tokio::test]
 async fn an_hpack_bomb_is_refused() {

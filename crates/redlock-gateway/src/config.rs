@@ -17,7 +17,7 @@ use redlock_core::node::redis::TlsSettings;
 
 use crate::callbacks::CallbackSettings;
 use crate::origin::Origin;
-use crate::overload::capacity::{Capacity, Given};
+use crate::overload::capacity::{Capacity, Given, Transport};
 use crate::pattern::Group;
 use crate::proxies::TrustedProxies;
 
@@ -155,7 +155,8 @@ pub struct Settings {
     /// half of --memory-budget.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MASTER_MEMORY", default_value = "1GiB", value_parser = value::memory)]
     pub master_memory: ByteSize,
-    /// Maximum number of open connections [default: 16000 for 1GiB, 12000 with HTTPS]
+    /// Maximum number of open connections [default: 16000 for 1GiB, 8000 with HTTPS,
+    /// 12000 with --http2=false]
     ///
     /// When all connections are taken, the gateway closes an idle one for each new one. It first
     /// closes a connection that has sent no request so far, then one that has shown no key, then
@@ -506,7 +507,11 @@ impl Config {
             connections_per_client: settings.max_connections_per_client,
             waiters: settings.max_waiters,
             in_flight: settings.max_in_flight,
-            tls: https.is_some(),
+            transport: match &https {
+                None => Transport::Plain,
+                Some(files) if files.http2 => Transport::Http2,
+                Some(_) => Transport::Tls,
+            },
             embedded: matches!(nodes, Nodes::Embedded(_)),
         });
         Ok(Self {

@@ -21,6 +21,9 @@ const CONNECTION_BYTES: u64 = 34 * KIB;
 /// Bytes of a TLS connection: an almost complete request head, an almost complete TLS record of 16
 /// KB behind it, and what the allocator loses between the two.
 const TLS_CONNECTION_BYTES: u64 = 68 * KIB;
+/// Bytes of a TLS connection whose client may choose HTTP/2: a request head of 100 fields that waits
+/// for its body, the library's buffer for a frame of 16 KB, and an almost complete TLS record.
+const HTTP2_CONNECTION_BYTES: u64 = 104 * KIB;
 /// Bytes of a request in flight, beyond its connection.
 const REQUEST_BYTES: u64 = 16 * KIB;
 /// Bytes of a waiter, beyond its connection.
@@ -33,6 +36,7 @@ pub const SMALLEST: ByteSize = ByteSize::b(64 * MIB);
 const REFERENCE: u64 = GIB;
 const CONNECTIONS: u64 = 16_000;
 const TLS_CONNECTIONS: u64 = 12_000;
+const HTTP2_CONNECTIONS: u64 = 8_000;
 const IN_FLIGHT: u64 = 4096;
 /// Waiters as a fraction of all connections. Each waiter keeps a connection, and other requests
 /// need connections too.
@@ -46,6 +50,36 @@ const OWN_DESCRIPTORS: usize = 48;
 /// reconnect.
 const NODE_DESCRIPTORS: usize = 8;
 
+/// What a client may speak on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    Plain,
+    /// HTTP/1.1 over TLS.
+    Tls,
+    /// HTTP/1.1 or HTTP/2 over TLS.
+    Http2,
+}
+
+impl Transport {
+    /// Bytes of one connection.
+    fn connection_bytes(self) -> u64 {
+        match self {
+            Self::Plain => CONNECTION_BYTES,
+            Self::Tls => TLS_CONNECTION_BYTES,
+            Self::Http2 => HTTP2_CONNECTION_BYTES,
+        }
+    }
+
+    /// The default limit on connections for [`REFERENCE`].
+    fn connections(self) -> u64 {
+        match self {
+            Self::Plain => CONNECTIONS,
+            Self::Tls => TLS_CONNECTIONS,
+            Self::Http2 => HTTP2_CONNECTIONS,
+        }
+    }
+}
+
 /// The operator's settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Given {
@@ -54,7 +88,7 @@ pub struct Given {
     pub connections_per_client: Option<usize>,
     pub waiters: Option<usize>,
     pub in_flight: Option<usize>,
-    pub tls: bool,
+    pub transport: Transport,
     /// Whether the nodes are embedded, so that this process stores the locks too.
     pub embedded: bool,
 }
@@ -93,8 +127,8 @@ impl Capacity {
                 / u128::from(REFERENCE - BASE_BYTES);
             usize::try_from(share).unwrap_or(usize::MAX).max(1)
         };
-        let limit = if given.tls { TLS_CONNECTIONS } else { CONNECTIONS };
-        let connections = given.connections.unwrap_or_else(|| scaled(limit));
+        let connections =
+            given.connections.unwrap_or_else(|| scaled(given.transport.connections()));
         let waiters = connections as u64 * WAITERS_PER_CONNECTIONS.0 / WAITERS_PER_CONNECTIONS.1;
         Self {
             connections,
@@ -141,7 +175,7 @@ impl Capacity {
     /// How many bytes each limit may cost at most, by flag, and the sum of these with the fixed
     /// costs.
     pub fn costs(&self) -> ([(&'static str, usize, ByteSize); 3], ByteSize) {
-        let connection = if self.given.tls { TLS_CONNECTION_BYTES } else { CONNECTION_BYTES };
+        let connection = self.given.transport.connection_bytes();
         let cost = |count: usize, each| ByteSize::b((count as u64).saturating_mul(each));
         let costs = [
             ("--max-connections", self.connections, cost(self.connections, connection)),
@@ -193,7 +227,7 @@ mod tests {
             connections_per_client: None,
             waiters: None,
             in_flight: None,
-            tls: false,
+            transport: Transport::Plain,
             embedded: false,
         }
     }
@@ -201,17 +235,21 @@ mod tests {
     #[test]
     fn default_limits_fit_within_every_budget() {
         for budget in [SMALLEST.as_u64(), 100 * MIB, 512 * MIB, GIB, 10 * GIB, 1 << 50] {
-            for tls in [false, true] {
+            for transport in [Transport::Plain, Transport::Tls, Transport::Http2] {
                 for embedded in [false, true] {
-                    let capacity = Capacity::new(Given { tls, embedded, ..given(budget) });
+                    let capacity = Capacity::new(Given { transport, embedded, ..given(budget) });
                     assert_eq!(capacity.excess(), None, "{capacity:?}");
                     assert_eq!(capacity.locks > 0, embedded);
                 }
             }
         }
-        for (tls, expected) in [(false, (16_000, 10_000, 4096)), (true, (12_000, 7_500, 4096))] {
+        for (transport, expected) in [
+            (Transport::Plain, (16_000, 10_000, 4096)),
+            (Transport::Tls, (12_000, 7_500, 4096)),
+            (Transport::Http2, (8_000, 5_000, 4096)),
+        ] {
             let Capacity { connections, waiters, in_flight, .. } =
-                Capacity::new(Given { tls, ..given(GIB) });
+                Capacity::new(Given { transport, ..given(GIB) });
             assert_eq!((connections, waiters, in_flight), expected);
         }
     }

@@ -34,16 +34,19 @@ pub enum Flood {
     Resets,
     /// Too many frames without requests.
     Frames,
+    /// A request head that is too long, or that another frame interrupts.
+    Head,
 }
 
 /// In the order of the enum.
-const FLOODS: [Flood; 2] = [Flood::Resets, Flood::Frames];
+const FLOODS: [Flood; 3] = [Flood::Resets, Flood::Frames, Flood::Head];
 
 impl Flood {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Resets => "resets",
             Self::Frames => "frames",
+            Self::Head => "head",
         }
     }
 }
@@ -114,6 +117,6 @@ fn describe() {
     );
     counter!(
         "redlock_http2_floods_total",
-        "HTTP/2 connections that the gateway ended, because the client reset too many requests or sent too many frames."
+        "HTTP/2 connections that the gateway ended, because the client reset too many requests, or sent too many frames or too long a head."
     );
 }

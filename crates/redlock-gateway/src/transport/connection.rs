@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use http::{HeaderName, HeaderValue, Version, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, Version, header};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::Service;
@@ -33,6 +33,12 @@ const UNSENT: usize = 16 * 1024;
 /// How long the gateway reads the rest of a body before it sends an answer that did not need the
 /// body. Meanwhile the connection counts as busy: it is not closed to make room for another one.
 const REST_TIMEOUT: Duration = Duration::from_millis(300);
+/// Limit on the fields of a request over HTTP/2, without cookies. The library has the same limit
+/// for HTTP/1.1. Each field takes about 200 bytes beyond its own.
+const MAX_FIELDS: usize = 100;
+/// Most requests have fewer fields, and fewer bytes in their values.
+const USUAL_FIELDS: usize = 32;
+const USUAL_BYTES: usize = 2 * 1024;
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 /// Answers the requests of all connections.
@@ -96,6 +102,36 @@ fn refused_stream() -> io::Error {
     io::Error::other(RefusedStream(h2::Reason::REFUSED_STREAM.into()))
 }
 
+/// Whether the request has at most [`MAX_FIELDS`] fields. Removes cookies from a request with many
+/// fields: clients send each cookie as a field of its own, and the gateway reads none.
+fn bound_fields(headers: &mut HeaderMap) -> bool {
+    if headers.len() <= USUAL_FIELDS {
+        return true;
+    }
+    headers.remove(header::COOKIE);
+    if headers.len() > MAX_FIELDS {
+        return false;
+    }
+    // A removal does not return memory.
+    let mut left = HeaderMap::with_capacity(headers.keys_len());
+    left.extend(std::mem::take(headers));
+    *headers = left;
+    true
+}
+
+/// Copies the URI of a request with a large head. The library leaves the URI in the buffer of the
+/// head's frame, and so keeps up to 16 KB for each request. It copies all other fields.
+fn copy_uri(request: &mut http::Request<Incoming>) {
+    let bytes: usize = request.headers().values().map(HeaderValue::len).sum();
+    let is_large = bytes > USUAL_BYTES || request.headers().len() > USUAL_FIELDS;
+    if is_large
+        && request.uri().path().starts_with('/')
+        && let Ok(uri) = Uri::try_from(request.uri().to_string().as_str())
+    {
+        *request.uri_mut() = uri;
+    }
+}
+
 /// What a request holds until its answer is written. Until then, the connection is not closed to
 /// make room for others.
 struct RequestPermits {
@@ -147,16 +183,25 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
         // stay in the future, and so in memory, for as long as the request waits.
         let (request, rest) = match &stream {
             Some(_) => {
+                copy_uri(&mut request);
+                let has_few_fields = bound_fields(request.headers_mut());
                 let (request, rest) = returning(request);
-                (request.map(Body::new), rest)
+                (has_few_fields.then(|| request.map(Body::new)), rest)
             }
-            None => (request.map(Body::new), None),
+            None => (Some(request.map(Body::new)), None),
         };
         Box::pin(async move {
             let busy =
                 busy.ok_or_else(|| io::Error::other("the connection was closed for another one"))?;
             let permits = RequestPermits { _busy: busy, _of_client: of_client, stream };
-            let mut response = app.answer(request).await;
+            let mut response = match request {
+                Some(request) => app.answer(request).await,
+                None => {
+                    let mut refusal = http::Response::new(Body::empty());
+                    *refusal.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+                    refusal
+                }
+            };
             if let Some(Ok(rest)) = rest.map(|mut rest| rest.try_recv()) {
                 // Boxed, because it is rare and would make the future of every request larger.
                 Box::pin(read_rest(rest, REST_TIMEOUT)).await;
@@ -340,5 +385,29 @@ mod tests {
             assert_eq!(piece_length(chunk, true), piece, "{chunk}");
         }
         assert_eq!(piece_length(300, false), 300, "an event is one piece");
+    }
+
+    #[test]
+    fn many_fields_are_refused_and_cookies_do_not_count() {
+        let fields = |name: fn(usize) -> String, count| -> HeaderMap {
+            let fields = (0..count).map(|number| (name(number), HeaderValue::from_static("y")));
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.append(HeaderName::try_from(name).expect("a name"), value);
+            }
+            headers
+        };
+        let numbered = |number| format!("x-{number}");
+        for (count, fits) in [(1, true), (MAX_FIELDS, true), (MAX_FIELDS + 1, false)] {
+            let mut headers = fields(numbered, count);
+            assert_eq!(bound_fields(&mut headers), fits, "{count} fields");
+            assert!(!fits || headers == fields(numbered, count), "{count} fields stay");
+        }
+        let mut headers = fields(|_| "cookie".into(), 180);
+        headers.append("accept", HeaderValue::from_static("a"));
+        headers.append("accept", HeaderValue::from_static("b"));
+        assert!(bound_fields(&mut headers));
+        assert_eq!(headers.get_all("accept").iter().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(headers.len(), 2);
     }
 }

@@ -7,7 +7,15 @@
 //! itself. A HEADERS frame counts too, because the library ignores some of them. A request that
 //! begins gives its frame back.
 //!
+//! The library decodes a header block while its frames arrive, and keeps the fields and the frames. A
+//! client that never ends its block could thus take 200 kB. So the reader holds the frames of a
+//! block until the last one has arrived. A block that is longer than a request head may be ends the
+//! connection.
+//!
 //! This module does not know streams.
+
+mod held;
+mod parser;
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -18,11 +26,10 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-/// The bytes before the first frame of a client (RFC 9113, section 3.4).
-const PREFACE: u64 = 24;
-const HEAD: usize = 9;
-const DATA: u8 = 0;
-const CONTINUATION: u8 = 9;
+use self::held::Held;
+use self::parser::{BlockError, CONTINUATION, END_HEADERS, Parser};
+use crate::telemetry::Flood;
+
 /// Frames that a client may send at once, and per second later. A page that closes 100 streams
 /// sends 100.
 const FRAMES: u64 = 2_000;
@@ -32,48 +39,25 @@ const FRAMES_PER_SECOND: u64 = 100;
 /// answer to a PING has 17 bytes, so it earns none by itself.
 const BYTES_PER_FRAME: u64 = 50;
 
-/// A stream whose reader fails when the client has sent too many frames.
+/// Bytes that are read at once while a header block is held.
+const CHUNK: usize = 4 * 1024;
+/// A CONTINUATION frame that continues nothing. The library answers it with GOAWAY, and closes the
+/// connection.
+const BREAK: [u8; 9] = [0, 0, 0, CONTINUATION, END_HEADERS, 0, 0, 0, 1];
+
+/// A stream whose reader sees whole header blocks, and fails when the client has sent too many
+/// frames.
 pub(crate) struct CountedFrames<S, F> {
     stream: S,
     parser: Parser,
+    held: Held,
     budget: Budget,
     /// Requests that have begun, and whose frames were not given back yet.
     begun: Arc<AtomicU64>,
-    /// Called before the reader fails.
+    /// Called before the connection is ended.
     exceeded: F,
-}
-
-/// Finds the heads of frames.
-struct Parser {
-    /// Bytes to skip before the next head.
-    skip: u64,
-    head: [u8; HEAD],
-    filled: usize,
-}
-
-impl Parser {
-    /// Reads bytes. Returns how many frames in them count.
-    fn read(&mut self, mut bytes: &[u8]) -> u64 {
-        let mut count = 0;
-        loop {
-            let skipped = self.skip.min(bytes.len() as u64);
-            self.skip -= skipped;
-            bytes = &bytes[skipped as usize..];
-            if bytes.is_empty() {
-                return count;
-            }
-            let taken = bytes.len().min(HEAD - self.filled);
-            self.head[self.filled..self.filled + taken].copy_from_slice(&bytes[..taken]);
-            self.filled += taken;
-            bytes = &bytes[taken..];
-            if self.filled == HEAD {
-                let [high, middle, low, kind, ..] = self.head;
-                self.skip = u64::from(u32::from_be_bytes([0, high, middle, low]));
-                self.filled = 0;
-                count += u64::from(!matches!(kind, DATA | CONTINUATION));
-            }
-        }
-    }
+    /// Why the rest of the client's bytes is not read.
+    broken: Option<BlockError>,
 }
 
 /// How many frames the client may still send.
@@ -106,29 +90,81 @@ impl Budget {
 }
 
 impl<S, F> CountedFrames<S, F> {
-    pub(crate) fn new(stream: S, begun: Arc<AtomicU64>, exceeded: F) -> Self {
-        let parser = Parser { skip: PREFACE, head: [0; HEAD], filled: 0 };
+    /// `is_of_proxy`: whether the client is a trusted proxy.
+    pub(crate) fn new(stream: S, begun: Arc<AtomicU64>, is_of_proxy: bool, exceeded: F) -> Self {
         let budget = Budget { frames: FRAMES, sent: 0, refilled: Instant::now() };
-        Self { stream, parser, budget, begun, exceeded }
+        let (parser, held) = (Parser::new(is_of_proxy), Held::default());
+        Self { stream, parser, held, budget, begun, exceeded, broken: None }
     }
 }
 
-impl<S: AsyncRead + Unpin, F: Fn() + Unpin> AsyncRead for CountedFrames<S, F> {
+impl<S, F: Fn(Flood)> CountedFrames<S, F> {
+    /// Counts the frames in these bytes. Returns how many of the last bytes are to be held.
+    fn count(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.parser.read(bytes) {
+            Ok(parsed) => {
+                if parsed.count > 0 && !self.budget.take(parsed.count, &self.begun) {
+                    (self.exceeded)(Flood::Frames);
+                    let error = "the client sent too many frames without requests";
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                }
+                Ok(parsed.unfinished)
+            }
+            Err(error) => {
+                (self.exceeded)(Flood::Head);
+                self.broken = Some(error);
+                self.held = Held::default();
+                self.held.add(&BREAK, 0, 0);
+                Ok(bytes.len())
+            }
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin, F: Fn(Flood) + Unpin> AsyncRead for CountedFrames<S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        let count = self.parser.read(&buffer.filled()[before..]);
-        let Self { budget, begun, exceeded, .. } = &mut *self;
-        if count > 0 && !budget.take(count, begun) {
-            exceeded();
-            let error = "the client sent too many frames without requests";
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
+        loop {
+            if this.held.show(buffer) || buffer.remaining() == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(error) = this.broken {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
+            }
+            if this.held.is_empty() {
+                ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+                let bytes = &buffer.filled()[before..];
+                let unfinished = this.count(bytes)?;
+                let whole = bytes.len() - unfinished;
+                if unfinished > 0 && this.broken.is_none() {
+                    this.held.add(&bytes[whole..], unfinished, this.parser.announced());
+                }
+                if unfinished == 0 || whole > 0 {
+                    buffer.set_filled(before + whole);
+                    return Poll::Ready(Ok(()));
+                }
+                buffer.set_filled(before);
+            } else {
+                let mut chunk = [0; CHUNK];
+                let mut chunk = ReadBuf::new(&mut chunk);
+                ready!(Pin::new(&mut this.stream).poll_read(context, &mut chunk))?;
+                let bytes = chunk.filled();
+                if bytes.is_empty() {
+                    return Poll::Ready(Ok(()));
+                }
+                let unfinished = this.count(bytes)?;
+                if this.broken.is_none() {
+                    // While the first block goes on, it has the held bytes too.
+                    let before = if unfinished == bytes.len() { this.held.unfinished() } else { 0 };
+                    this.held.add(bytes, before + unfinished, this.parser.announced());
+                }
+            }
         }
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -168,24 +204,76 @@ impl<S: AsyncWrite + Unpin, F: Unpin> AsyncWrite for CountedFrames<S, F> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use tokio::io::AsyncReadExt;
+
+    use super::parser::tests::{connection, frame};
+    use super::parser::{HEADERS, MAX_BLOCK};
     use super::*;
 
-    const HEADERS: u8 = 1;
+    /// A client that sends these bytes, so many at once.
+    struct Client<'a>(std::slice::Chunks<'a, u8>);
 
-    fn frame(kind: u8, length: usize) -> Vec<u8> {
-        let head = [&(length as u32).to_be_bytes()[1..], &[kind, 0, 0, 0, 0, 1]].concat();
-        [head, vec![0xff; length]].concat()
+    impl AsyncRead for Client<'_> {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            buffer.put_slice(self.0.next().unwrap_or_default());
+            Poll::Ready(Ok(()))
+        }
     }
 
-    #[test]
-    fn frames_are_counted_however_they_are_cut() {
-        let frames =
-            [frame(4, 0), frame(DATA, 300), frame(6, 8), frame(HEADERS, 20), frame(8, 4)].concat();
-        let bytes = [[b'P'; PREFACE as usize].as_slice(), &frames].concat();
-        for length in [1, 2, 7, 9, 10, 64, bytes.len()] {
-            let mut parser = Parser { skip: PREFACE, head: [0; HEAD], filled: 0 };
-            let count: u64 = bytes.chunks(length).map(|chunk| parser.read(chunk)).sum();
-            assert_eq!(count, 4, "in chunks of {length}");
+    /// What the reader sees of these bytes, why it fails, and the reported reason.
+    async fn seen(bytes: &[u8], at_once: usize) -> (Vec<u8>, io::Result<()>, Option<Flood>) {
+        let reported = Cell::new(None);
+        let client = Client(bytes.chunks(at_once));
+        let mut frames =
+            CountedFrames::new(client, Arc::default(), false, |how| reported.set(Some(how)));
+        let (mut seen, mut buffer) = (Vec::new(), [0; 64]);
+        let end = loop {
+            match frames.read(&mut buffer).await {
+                Ok(0) => break Ok(()),
+                Ok(read) => seen.extend_from_slice(&buffer[..read]),
+                Err(error) => break Err(error),
+            }
+        };
+        drop(frames);
+        (seen, end, reported.get())
+    }
+
+    #[tokio::test]
+    async fn the_reader_sees_a_header_block_when_it_is_whole() {
+        let head = [frame(HEADERS, 0, 300), frame(CONTINUATION, END_HEADERS, 5_000)].concat();
+        let frames = [frame(4, 0, 6), frame(6, 0, 8), head.clone(), frame(0, 0, 100), head];
+        let bytes = connection(&frames);
+        for at_once in [1, 7, 10, 64] {
+            let (whole, end, reported) = seen(&bytes, at_once).await;
+            assert!(whole == bytes && end.is_ok() && reported.is_none(), "{at_once} at once");
+            let cut = &bytes[..bytes.len() - 1];
+            let (part, ..) = seen(cut, at_once).await;
+            let before = bytes.len() - frames[4].len();
+            assert_eq!(part, bytes[..before], "{at_once} at once");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_long_header_block_ends_the_connection() {
+        let before = connection(&[frame(4, 0, 0)]);
+        let rest = MAX_BLOCK - 16_384 - 2 * 9;
+        for (length, is_long) in [(rest, false), (rest + 1, true)] {
+            let head = [frame(HEADERS, 0, 16_384), frame(CONTINUATION, END_HEADERS, length)];
+            let bytes = [before.as_slice(), &head.concat()].concat();
+            for at_once in [9, 64] {
+                let (seen, end, reported) = seen(&bytes, at_once).await;
+                let expected =
+                    if is_long { [&before, BREAK.as_slice()].concat() } else { bytes.clone() };
+                assert!(seen == expected, "{length} bytes, {at_once} at once");
+                assert_eq!(end.is_err(), is_long);
+                assert_eq!(reported, is_long.then_some(Flood::Head));
+            }
         }
     }
 

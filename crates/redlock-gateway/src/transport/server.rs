@@ -108,8 +108,10 @@ impl<A: Application> Server<A> {
             let streams = Arc::new(Streams::new(peer.slot().clone()));
             let protocol = Protocol::Http2(streams.clone());
             let flooded = streams.clone();
-            let counted = CountedFrames::new(stream, streams.begun_requests(), move || {
-                flooded.ended_for_frames();
+            let is_of_proxy = peer.slot().is_of_proxy();
+            let begun = streams.begun_requests();
+            let counted = CountedFrames::new(stream, begun, is_of_proxy, move |how| {
+                flooded.flooded(how);
             });
             let io = TokioIo::new(counted);
             let connection = Connection::new(self.app.clone(), peer, protocol);

@@ -7,7 +7,8 @@
 //! | --- | --- |
 //! | many streams | [`MAX_STREAMS`] of one connection; each after the first takes a connection slot |
 //! | many streams without a slot | few refusals at a time, then REFUSED_STREAM (`connections`) |
-//! | large or endless request heads | the head limit of HTTP/1.1; `h2` also counts CONTINUATION frames |
+//! | large or endless request heads | the head limit of HTTP/1.1; `frames` holds a head until it is whole |
+//! | many short fields | the limit on fields of HTTP/1.1 (`connection`) |
 //! | unread or tiny bodies | the windows; `h2` also counts tiny DATA frames |
 //! | resets by the client, or provoked by it | [`RESETS`], refilled slowly |
 //! | a client that never opens the window of an answer | [`STALLED`], then that stream is reset |
@@ -183,9 +184,9 @@ impl Streams {
         self.wakeup.notify_one();
     }
 
-    /// Reports that the connection is cut, because the client sent too many frames.
-    pub(crate) fn ended_for_frames(&self) {
-        self.slot.flooded(Flood::Frames);
+    /// Reports that the connection is ended for what the client sends.
+    pub(crate) fn flooded(&self, how: Flood) {
+        self.slot.flooded(how);
     }
 
     /// When the connection last had a request.

@@ -1,0 +1,71 @@
+//! Bytes of a client that its reader must not see yet.
+
+use tokio::io::ReadBuf;
+
+#[derive(Default)]
+pub(super) struct Held {
+    bytes: Vec<u8>,
+    /// How many of the first bytes the reader may see.
+    ready: usize,
+    /// How many of these the reader has seen.
+    seen: usize,
+}
+
+impl Held {
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Adds bytes. Of all bytes, the last `unfinished` ones are not for the reader yet. They are part
+    /// of so many `announced` ones.
+    pub(super) fn add(&mut self, bytes: &[u8], unfinished: usize, announced: usize) {
+        let length = self.bytes.len() + bytes.len();
+        // The whole space at once: buffers that grow leave holes, which the allocator wastes.
+        let missing = announced.saturating_sub(unfinished);
+        self.bytes.reserve_exact(bytes.len() + missing);
+        self.bytes.extend_from_slice(bytes);
+        self.ready = length - unfinished;
+    }
+
+    /// How many bytes wait for more bytes.
+    pub(super) fn unfinished(&self) -> usize {
+        self.bytes.len() - self.ready
+    }
+
+    /// Shows bytes to the reader. Returns whether there were any.
+    pub(super) fn show(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+        let shown = (self.ready - self.seen).min(buffer.remaining());
+        buffer.put_slice(&self.bytes[self.seen..self.seen + shown]);
+        self.seen += shown;
+        if self.ready > 0 && self.seen == self.ready {
+            // The memory is returned too. Most header blocks come as a whole and are never held.
+            *self = Self { bytes: self.bytes[self.ready..].to_vec(), ready: 0, seen: 0 };
+        }
+        shown > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reader_sees_finished_bytes_only() {
+        let mut held = Held::default();
+        let mut space = [0; 4];
+        let mut shown = |held: &mut Held| {
+            let mut buffer = ReadBuf::new(&mut space);
+            held.show(&mut buffer);
+            buffer.filled().to_vec()
+        };
+        held.add(b"abc", 3, 5);
+        assert!(shown(&mut held).is_empty());
+        held.add(b"defg", 2, 3);
+        assert_eq!(shown(&mut held), b"abcd");
+        assert_eq!(shown(&mut held), b"e");
+        assert_eq!((held.unfinished(), held.is_empty()), (2, false));
+        held.add(b"h", 0, 0);
+        assert_eq!(shown(&mut held), b"fgh");
+        assert!(held.is_empty() && held.bytes.capacity() == 0, "the memory is returned");
+    }
+}
