@@ -208,6 +208,36 @@ async fn operations_beyond_8192_waiting_ones_are_refused_at_once() {
 }
 
 #[tokio::test]
+async fn operations_submitted_together_count_one_by_one_in_the_queue() {
+    let (server, node, _) = redis_node().await;
+    server.stop();
+    let lock = Lock::new("a");
+    let mut queued = Vec::new();
+    for job in 0..90 {
+        let (tasks, pending): (Vec<_>, Vec<_>) = (0..100).map(|_| task(lock.inspect())).unzip();
+        node.submit_all(tasks);
+        for one in pending {
+            match one.at_once() {
+                Ok(vote) => {
+                    assert!(job >= 81, "job {job} is refused");
+                    assert_failed(vote, Reason::Overloaded, Effect::None);
+                }
+                Err(one) => queued.push(one),
+            }
+        }
+    }
+    assert_eq!(queued.len(), 8_100);
+    // The queue has no more room for an acquire, but for other operations.
+    let refused = submit(node.as_ref(), lock.acquire(1, now(), LONG_MS)).at_once();
+    assert_failed(refused.ok().expect("a vote"), Reason::Overloaded, Effect::None);
+    queued.push(submit(node.as_ref(), lock.inspect()));
+    server.cont();
+    for vote in votes(queued).await {
+        assert_eq!(vote, Vote::Missing);
+    }
+}
+
+#[tokio::test]
 async fn a_flood_of_acquires_leaves_room_for_extends_and_releases() {
     let (server, node, _) = redis_node().await;
     let held = Lock::new("held");

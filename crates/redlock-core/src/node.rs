@@ -91,8 +91,9 @@ pub trait Node: Send + Sync + 'static {
     /// to operations that it has not begun by `not_after`.
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply);
 
-    /// Takes several operations. The node runs them one after the other, with no operation of
-    /// another caller in between. A node that sends calls sends as many in one call as fit.
+    /// Takes several operations, and runs them in this order. A node that sends calls puts as many
+    /// into one call as fit. Operations of other callers may run between two calls. By default,
+    /// each operation is submitted on its own.
     fn submit_all(&self, tasks: Vec<Task>) {
         for Task { op, not_after, reply } in tasks {
             self.submit(op, not_after, reply);

@@ -22,7 +22,7 @@ use super::eligibility::Eligibility;
 use super::probe::Master;
 use super::worker::{DriverSettings, RemoteNode};
 
-/// The limit of jobs (one or two operations each) that may wait for one node.
+/// The limit of operations that may wait for one node.
 const QUEUE: usize = 8192;
 /// A node whose quickest answer takes at least this long counts as far. Nodes in the gateway's own
 /// data centre are quicker.

@@ -5,6 +5,7 @@
 //! they submit, and sends.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -42,6 +43,9 @@ pub struct RemoteNode {
     name: Arc<str>,
     max_ttl: Duration,
     queue: mpsc::Sender<Job>,
+    /// Operations in the queue, and the limit of them.
+    queued: Arc<AtomicUsize>,
+    limit: usize,
     status: watch::Receiver<NodeStatus>,
     bootstrap: Arc<Notify>,
     recovered: watch::Sender<String>,
@@ -58,6 +62,13 @@ enum Job {
 }
 
 impl Job {
+    fn operations(&self) -> usize {
+        match self {
+            Self::One(_) => 1,
+            Self::Several(tasks) => tasks.len(),
+        }
+    }
+
     fn tasks(self) -> impl Iterator<Item = Task> {
         let (one, several) = match self {
             Self::One(task) => (Some(task), Vec::new()),
@@ -74,17 +85,17 @@ impl Job {
 }
 
 impl RemoteNode {
-    /// Starts the worker; must be called on a tokio runtime. `queue` is the limit of jobs that may
-    /// wait; operations that were submitted together are one job. When so many wait, the node is
-    /// too slow to be useful, so further operations are refused at once.
+    /// Starts the worker; must be called on a tokio runtime. `limit` is how many operations may
+    /// wait. When so many wait, the node is too slow to be useful, so further operations are
+    /// refused at once.
     ///
     /// # Panics
-    /// Panics if `queue` is 0.
+    /// Panics if `limit` is 0.
     pub fn start(
         name: &str,
         link: Arc<dyn Link>,
         eligibility: Eligibility,
-        queue: usize,
+        limit: usize,
         settings: DriverSettings,
         env: Env,
     ) -> Self {
@@ -98,7 +109,9 @@ impl RemoteNode {
         let max_ttl = eligibility.max_ttl();
         let call_deadline = settings.call_deadline;
         let driver = Driver::new(name.clone(), eligibility, settings, env, Instant::now());
-        let (queue, jobs) = mpsc::channel(queue);
+        // A job has an operation at least, so the channel never has more jobs than operations.
+        let (queue, jobs) = mpsc::channel(limit);
+        let queued = Arc::new(AtomicUsize::new(0));
         let status = driver.status();
         let bootstrap = Arc::new(Notify::new());
         let reader = Reader::new(link.clone(), status.clone(), call_deadline);
@@ -107,12 +120,26 @@ impl RemoteNode {
             driver,
             link: link.clone(),
             jobs,
+            queued: queued.clone(),
             bootstrap: bootstrap.clone(),
             recovered: recovered_receiver,
             lone_calls: 0,
         };
         let worker = tokio::spawn(worker.run()).abort_handle();
-        Self { name, max_ttl, queue, status, bootstrap, recovered, link, reader, hints, worker }
+        Self {
+            name,
+            max_ttl,
+            queue,
+            queued,
+            limit,
+            status,
+            bootstrap,
+            recovered,
+            link,
+            reader,
+            hints,
+            worker,
+        }
     }
 
     /// Ends the worker at once, as the death of the process would. Submitted operations are
@@ -124,20 +151,29 @@ impl RemoteNode {
 
     fn enqueue(&self, job: Job) {
         // The last quarter of the queue is kept for extensions and releases of held locks, and for
-        // handoffs, which are several operations. They share one queue with acquires, because a node
-        // promises to keep the order of operations.
+        // operations that were submitted together, such as a handoff. They share one queue with
+        // acquires, because a node promises to keep the order of operations.
         let is_acquire = matches!(&job, Job::One(task) if matches!(*task.op, Op::Acquire { .. }));
-        if is_acquire && self.queue.capacity() <= self.queue.max_capacity() / 4 {
-            return job.fail(Reason::Overloaded, "the node's queue has no more room for acquires");
-        }
-        match self.queue.try_send(job) {
-            Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(job)) => {
-                job.fail(Reason::Overloaded, "the node's queue is full")
+        let operations = job.operations();
+        let before = self.queued.fetch_add(operations, Ordering::Relaxed);
+        let refused = if is_acquire && before >= self.limit - self.limit / 4 {
+            Some((job, Reason::Overloaded, "the node's queue has no more room for acquires"))
+        } else if before > 0 && before + operations > self.limit {
+            Some((job, Reason::Overloaded, "the node's queue is full"))
+        } else {
+            match self.queue.try_send(job) {
+                Ok(()) => None,
+                Err(mpsc::error::TrySendError::Full(job)) => {
+                    Some((job, Reason::Overloaded, "the node's queue is full"))
+                }
+                Err(mpsc::error::TrySendError::Closed(job)) => {
+                    Some((job, Reason::Down, "the node's task has ended"))
+                }
             }
-            Err(mpsc::error::TrySendError::Closed(job)) => {
-                job.fail(Reason::Down, "the node's task has ended")
-            }
+        };
+        if let Some((job, reason, detail)) = refused {
+            self.queued.fetch_sub(operations, Ordering::Relaxed);
+            job.fail(reason, detail);
         }
     }
 }
@@ -198,6 +234,8 @@ struct Worker {
     driver: Driver,
     link: Arc<dyn Link>,
     jobs: mpsc::Receiver<Job>,
+    /// Operations in the queue.
+    queued: Arc<AtomicUsize>,
     bootstrap: Arc<Notify>,
     recovered: watch::Receiver<String>,
     /// Calls in a row for which the yields brought no further operation, see `gather`.
@@ -274,7 +312,7 @@ impl Worker {
                 Some(answer) = calls.next(), if self.driver.has_calls() => Event::Answered(answer),
                 taken = self.jobs.recv_many(&mut inbox, MAX_BATCH), if !is_closed && self.driver.accepts() => {
                     is_closed = taken == 0;
-                    self.driver.submit(inbox.drain(..).flat_map(Job::tasks));
+                    inbox.drain(..).for_each(|job| self.submit(job));
                     continue;
                 }
                 // The end of the connection comes last: answers from before the end count, and none
@@ -286,6 +324,12 @@ impl Worker {
             };
             self.driver.handle(event, Instant::now());
         }
+    }
+
+    /// Passes a job from the queue to the driver.
+    fn submit(&mut self, job: Job) {
+        self.queued.fetch_sub(job.operations(), Ordering::Relaxed);
+        self.driver.submit(job.tasks());
     }
 
     /// Gathers the operations of requests whose tasks are ready to run. The first submitted
@@ -303,7 +347,7 @@ impl Worker {
         while self.driver.waiting() < MAX_BATCH
             && let Ok(job) = self.jobs.try_recv()
         {
-            self.driver.submit(job.tasks());
+            self.submit(job);
         }
         self.lone_calls =
             if self.driver.waiting() == before { self.lone_calls.wrapping_add(1) } else { 0 };
