@@ -327,8 +327,8 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
     .await;
 }
 
-/// The token of a lock that is kept after its release, or that has several slots, has more in it
-/// than the record on the nodes.
+/// The holder's token may have a time to hold the lock after its release, or several slots. The
+/// record on the nodes has neither.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_label_of_a_lock_with_a_time_to_hold_is_repaired_too() {
     let five = FiveNodes::start(&CLUSTER).await;

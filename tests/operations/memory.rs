@@ -24,8 +24,8 @@ const HEAD: usize = 15 * 1024;
 const STREAMS: usize = 100;
 /// The longest payload of a frame.
 const FRAME: usize = 16_384;
-/// How much larger the memory of a debug build may be than the estimate. Without optimisation,
-/// tasks are larger: a waiting request takes 10.3 to 11 kB. The buffers of connections are not.
+/// A debug build may take this many times the estimate. Without optimisation, tasks are larger: a
+/// waiting request takes 10.3 to 11 kB. Connections grow less, because they are mostly buffers.
 const OF_TASKS: f64 = if cfg!(debug_assertions) { 1.45 } else { 1.0 };
 const OF_BUFFERS: f64 = if cfg!(debug_assertions) { 1.2 } else { 1.0 };
 
@@ -200,7 +200,7 @@ async fn hold_over_http2(what: &str, head: &[u8]) -> usize {
         streams.push(client.over(stream).await.expect("a handshake"));
     }
     for stream in &mut streams {
-        // The gateway may have closed the connection.
+        // Errors do not matter: the gateway may have closed the connection.
         let _ = stream.write_all(head).await;
         let _ = stream.flush().await;
         let _ = stream.get_mut().0.write_all(&partial_record()).await;
@@ -228,7 +228,7 @@ async fn partial_http2_heads_stay_within_their_stated_memory() {
 
 /// The library keeps the buffer of a long frame. It ignores a frame of an unknown type.
 #[tokio::test]
-async fn http2_heads_after_long_frames_stay_within_their_stated_memory() {
+async fn http2_heads_after_long_frames_stay_within_stated_memory() {
     const UNKNOWN: u8 = 0xee;
     let head = http2(&[frame(UNKNOWN, 0, 0, &[0; 16_000]), large_http2_head()]);
     assert_eq!(
@@ -238,8 +238,8 @@ async fn http2_heads_after_long_frames_stay_within_their_stated_memory() {
     );
 }
 
-/// A partial head that has almost as many fields as the size limit allows. The limit counts each
-/// field as 32 bytes more than it has.
+/// A partial head that has almost as many fields as the size limit allows. For each field the limit
+/// counts the name, the value, and 32 bytes more.
 fn short_fields() -> Vec<u8> {
     let names: Vec<String> = (0..HEAD / 34).map(|number| format!("{number:x}")).collect();
     let fields: Vec<_> = names.iter().map(|name| (name.as_str(), "")).collect();
@@ -252,8 +252,8 @@ async fn short_http2_fields_stay_within_their_stated_memory() {
     assert_eq!(hold_over_http2("heads with many short fields", &head).await, 0, "none is closed");
 }
 
-/// A field without an end follows, in as many CONTINUATION frames as the library accepts, and the
-/// beginning of one more.
+/// After short fields comes a field without an end. It fills as many CONTINUATION frames as the
+/// library accepts, and the beginning of one more.
 #[tokio::test]
 async fn endless_http2_fields_stay_within_their_stated_memory() {
     // A literal whose value has 2 MB (RFC 7541, section 6.2.2).
@@ -265,7 +265,7 @@ async fn endless_http2_fields_stay_within_their_stated_memory() {
     assert!(closed > 0, "the gateway closes the connections");
 }
 
-/// Whole heads, of a request whose body does not come.
+/// The whole head of a request whose body does not come. It has `more` fields beyond the usual six.
 fn heads_without_bodies(more: usize) -> Vec<u8> {
     let value = "y".repeat(HEAD / more - 64);
     let names: Vec<String> = (0..more).map(|number| format!("{number:x}")).collect();

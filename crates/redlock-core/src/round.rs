@@ -56,7 +56,8 @@ pub(crate) struct Round {
     /// Whether a release is also retried on a node that refuses its T as too far ahead of the
     /// node's clock.
     owe_clock: bool,
-    /// Of an extension: what repairs nodes that lost the lock, and when the extension began.
+    /// What repairs nodes that lost the lock, and when the extension began. `None` for other
+    /// operations.
     repairs: Option<(Arc<Repairs>, Began)>,
     ballot: Mutex<Ballot>,
     decided: AtomicWaker,
@@ -71,8 +72,8 @@ struct Ballot {
     is_late: bool,
     /// Undoes grants that arrive after the attempt was abandoned.
     undo: Option<Abandoned>,
-    /// The repair of nodes that lost the lock. Most extensions find the lock on every node, so the
-    /// repair is only made for the first node without it.
+    /// The repair of nodes that lost the lock. Most extensions find the lock on every node. So the
+    /// repair is made only when a vote shows a node without the lock.
     repair: Option<Arc<Repair>>,
 }
 
@@ -255,7 +256,8 @@ impl Round {
         self.outcome_of(decision)
     }
 
-    /// Waits for the deciding vote, within the limits. [`Decision::Open`] if it did not come.
+    /// Waits for the deciding vote, within the limits. Returns [`Decision::Open`] if the limits end
+    /// first.
     pub(crate) async fn decided(&self) -> Decision {
         loop {
             let deadline = self.lock().deadline;
@@ -268,12 +270,12 @@ impl Round {
         }
     }
 
-    /// Reads the votes, without a copy.
+    /// Calls `read` with the votes, without copying them.
     pub(crate) fn read<T>(&self, read: impl FnOnce(&[Option<Vote>]) -> T) -> T {
         read(&self.lock().votes)
     }
 
-    /// The outcome after [`decided`](Self::decided).
+    /// The outcome with a copy of the votes. `decision` comes from [`decided`](Self::decided).
     pub(crate) fn outcome_of(&self, decision: Decision) -> RoundOutcome {
         let ballot = self.lock();
         let mut votes = ballot.votes.clone();

@@ -22,7 +22,8 @@ const ROWS: [(usize, u32); 3] = [(1, 64), (100, 16), (1_000, 4)];
 const RATE: &str = "renewals/s";
 const BODY: &str = r#"{"ttl_ms":30000}"#;
 
-/// Measures extensions of so many locks: a multiple of each row's connections, and of its leases. It starts processes, so it must be called on the main thread.
+/// Measures extensions. `locks` is a multiple of the leases times the connections of each row. The
+/// function starts processes, so it must be called on the main thread.
 pub(crate) async fn measure(
     programs: &Programs,
     (window, rounds): (Duration, u32),

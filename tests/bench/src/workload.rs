@@ -88,7 +88,7 @@ pub(crate) enum Workload {
     /// extend 1,000
     #[value(name = "renewals")]
     Renewals,
-    /// The same with 8,000 locks. Much more of the masters' data is then in the processors' caches
+    /// As `renewals`, with 8,000 locks. More of the masters' data is then in the processors' caches
     #[value(name = "renewals-8k")]
     Renewals8k,
     /// 30,000, 100,000 and 300,000 locks are held, and each is extended once in 10 s; only 30,000 in

@@ -355,7 +355,8 @@ fn write_hex(raw: &[u8], text: &mut [u8]) {
     }
 }
 
-/// Splits a last part of this length off, and the dot in front of it.
+/// Splits the text into the part before its last dot and the part after it, which has `length`
+/// bytes.
 fn split_last(text: &[u8], length: usize) -> Option<(&[u8], &[u8])> {
     let (rest, last) = text.split_at_checked(text.len().checked_sub(length)?)?;
     Some((rest.strip_suffix(b".")?, last))
@@ -497,7 +498,7 @@ impl LockToken {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // The last two parts have a fixed length, so no dot is searched for.
+        // The last two parts have a fixed length. So the text is split without a search for dots.
         let (rest, grant) = split_last(text.as_bytes(), Self::GRANT_LEN)?;
         let (version, fencing) = split_last(rest, FencingToken::TEXT_LEN)?;
         let version = std::str::from_utf8(version).ok()?;

@@ -26,7 +26,7 @@ use crate::model::types::{Info, LockToken, Ttl};
 use crate::model::validity;
 use crate::node::{Keys, Node, Observer, Op, Record, Reply, Vote, Voter};
 
-/// Repairs the locks of one process.
+/// What all repairs of this process share.
 pub(crate) struct Repairs {
     pub(crate) nodes: Arc<[Arc<dyn Node>]>,
     pub(crate) observer: Arc<dyn Observer>,
@@ -46,7 +46,7 @@ pub(crate) struct Began {
 }
 
 impl Repairs {
-    /// The repair after an extension. `None` for another operation.
+    /// Makes the repair that follows an extension. Returns `None` for other operations.
     pub(super) fn after(&self, extension: &Op, began: Began) -> Option<Arc<Repair>> {
         let Op::Extend { keys, record, ttl } = extension else { return None };
         let (token, _) = record.parse()?;

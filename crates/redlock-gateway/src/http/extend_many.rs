@@ -119,12 +119,12 @@ fn checked(name: &str, token: &str) -> Result<(LockName, LockToken), ApiError> {
     Ok((lock_name(name)?, token))
 }
 
-/// A stream of the leases that are admitted at the same time.
+/// Streams the admitted leases in parts. The leases of a part are admitted at the same time.
 fn admission(access: &Access, leases: Vec<RequestedLease>) -> impl Stream<Item = Vec<Admitted>> {
     let leases = leases.into_iter().enumerate();
     let admission = Admission { access, leases, waiting: FuturesUnordered::new(), unused: None };
     stream::unfold(admission, |mut admission| async {
-        // Without tokio's budget: a part is small, and the task waits for each part.
+        // A part is small, and the task waits for each part. So tokio's budget is switched off.
         let part = poll_fn(|cx| admission.poll_part(cx));
         let part = tokio::task::unconstrained(part).await;
         (!part.is_empty()).then_some((part, admission))
@@ -143,7 +143,7 @@ struct Admission<'a> {
 }
 
 impl<'a> Admission<'a> {
-    /// The leases that are admitted now; none after the last.
+    /// The next part: the leases that are admitted now. The part after the last lease is empty.
     ///
     /// The order is free. An admitted lease keeps its client's places until it is extended. If it
     /// first waited for an earlier lease, and the earlier lease waited for a place, neither would

@@ -1,7 +1,8 @@
 //! Derives the limits of the process from its memory budget and the system's file descriptors.
 //!
 //! The costs are resident memory of the process, measured at their worst with the release's
-//! allocator (`tests/operations/memory.rs`). The kernel's socket buffers come on top. The kernel
+//! allocator (`tests/operations/memory.rs`). Two costs come on top. The header table of an HTTP/2
+//! connection may keep whole request heads (`docs/security.md`). The kernel has socket buffers, and
 //! limits their memory itself (`tcp_mem`).
 
 use bytesize::ByteSize;
@@ -18,11 +19,12 @@ const GIB: u64 = 1024 * MIB;
 const BASE_BYTES: u64 = 48 * MIB;
 /// Bytes of a connection whose request head is almost complete.
 const CONNECTION_BYTES: u64 = 34 * KIB;
-/// Bytes of a TLS connection: an almost complete request head, an almost complete TLS record of 16
-/// KB behind it, and what the allocator loses between the two.
+/// Bytes of a TLS connection that speaks only HTTP/1.1: an almost complete request head, an almost
+/// complete TLS record of 16 KiB behind it, and what the allocator loses between the two.
 const TLS_CONNECTION_BYTES: u64 = 68 * KIB;
-/// Bytes of a TLS connection whose client may choose HTTP/2: a request head of 100 fields that waits
-/// for its body, the library's buffer for a frame of 16 KB, and an almost complete TLS record.
+/// Bytes of a TLS connection whose client may choose HTTP/2: a request head of 100 fields that
+/// waits for its body, the library's buffer for a frame of 16 KiB, and an almost complete TLS
+/// record.
 const HTTP2_CONNECTION_BYTES: u64 = 104 * KIB;
 /// Bytes of a request in flight, beyond its connection.
 const REQUEST_BYTES: u64 = 16 * KIB;

@@ -117,6 +117,7 @@ fn describe() {
     );
     counter!(
         "redlock_http2_floods_total",
-        "HTTP/2 connections that the gateway ended, because the client reset too many requests, or sent too many frames or too long a head."
+        "HTTP/2 connections that the gateway ended, because the client reset too many requests, \
+         sent too many frames, or sent a request head that was too long or interrupted."
     );
 }

@@ -33,10 +33,11 @@ const UNSENT: usize = 16 * 1024;
 /// How long the gateway reads the rest of a body before it sends an answer that did not need the
 /// body. Meanwhile the connection counts as busy: it is not closed to make room for another one.
 const REST_TIMEOUT: Duration = Duration::from_millis(300);
-/// Limit on the fields of a request over HTTP/2, without cookies. The library has the same limit
-/// for HTTP/1.1. Each field takes about 200 bytes beyond its own.
+/// Limit on the fields of a request over HTTP/2. Cookies do not count. For HTTP/1.1 the library has
+/// the same limit, and counts cookies. Each field takes about 200 bytes more than its text.
 const MAX_FIELDS: usize = 100;
-/// Most requests have fewer fields, and fewer bytes in their values.
+/// Most requests have at most this many fields, and this many bytes in the values. Their heads are
+/// left as they are.
 const USUAL_FIELDS: usize = 32;
 const USUAL_BYTES: usize = 2 * 1024;
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -112,15 +113,15 @@ fn bound_fields(headers: &mut HeaderMap) -> bool {
     if headers.len() > MAX_FIELDS {
         return false;
     }
-    // A removal does not return memory.
+    // The map keeps the memory of removed fields.
     let mut left = HeaderMap::with_capacity(headers.keys_len());
     left.extend(std::mem::take(headers));
     *headers = left;
     true
 }
 
-/// Copies the URI of a request with a large head. The library leaves the URI in the buffer of the
-/// head's frame, and so keeps up to 16 KB for each request. It copies all other fields.
+/// Copies the URI of a request with a large head. The library copies all fields, but leaves the URI
+/// in the buffer of the head's frame. So an uncopied URI would keep up to 16 KiB for each request.
 fn copy_uri(request: &mut http::Request<Incoming>) {
     let bytes: usize = request.headers().values().map(HeaderValue::len).sum();
     let is_large = bytes > USUAL_BYTES || request.headers().len() > USUAL_FIELDS;

@@ -544,7 +544,12 @@ impl ConnectionSlot {
         self.all.metrics.flooded(how);
         if self.all.refusals.is_first(self.address, None, how.as_str()) {
             let (address, reason) = (self.address, how.as_str());
-            tracing::warn!(%address, reason, "closed an HTTP/2 connection: too many resets or frames, or too long a head");
+            tracing::warn!(
+                %address,
+                reason,
+                "closed an HTTP/2 connection: too many resets or frames, or a request head that \
+                 was too long or interrupted"
+            );
         }
     }
 }

@@ -7,8 +7,9 @@
 //! | --- | --- |
 //! | many streams | [`MAX_STREAMS`] of one connection; each after the first takes a connection slot |
 //! | many streams without a slot | few refusals at a time, then REFUSED_STREAM (`connections`) |
-//! | large or endless request heads | the head limit of HTTP/1.1; `frames` holds a head until it is whole |
-//! | many short fields | the limit on fields of HTTP/1.1 (`connection`) |
+//! | large or endless request heads | the limit of HTTP/1.1; `frames` passes on whole heads only |
+//! | many short fields | the limit of HTTP/1.1 (`connection`) |
+//! | a header table whose entries keep whole request heads | none yet, see `docs/security.md` |
 //! | unread or tiny bodies | the windows; `h2` also counts tiny DATA frames |
 //! | resets by the client, or provoked by it | [`RESETS`], refilled slowly |
 //! | a client that never opens the window of an answer | [`STALLED`], then that stream is reset |
@@ -184,7 +185,7 @@ impl Streams {
         self.wakeup.notify_one();
     }
 
-    /// Reports that the connection is ended for what the client sends.
+    /// Reports that the gateway ends the connection, because its client floods it.
     pub(crate) fn flooded(&self, how: Flood) {
         self.slot.flooded(how);
     }

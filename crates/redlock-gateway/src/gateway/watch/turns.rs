@@ -13,10 +13,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
-/// How many streams get a turn at once, for each thread of the runtime. A delivery takes about 20 µs
-/// (measured), so a request waits for about 160 µs at most at each of its steps. With 16, the p99 of
-/// another client was 3 to 19 times as long while 10,000 streams watched; with 8, 1.1 times; with 4,
-/// events came almost twice as late (`redlock-bench --workload watchers`).
+/// How many streams get a turn at once, for each thread of the runtime. A delivery takes about
+/// 20 µs (measured), so a request waits for about 160 µs at most at each of its steps. With 16, the
+/// p99 of another client was 3 to 19 times as long while 10,000 streams got events as while they
+/// got none. With 8 and with 4 it was 1.1 times as long. With 4, events came 1.6 times as late as
+/// with 16 (`redlock-bench --workload watchers`, 26 November 2026).
 const AT_ONCE: usize = 8;
 /// Deliveries may take an eighth of the time (1 / `SHARE`). With a quarter, 10,000 streams slowed other
 /// clients by 30 to 60 % (`redlock-bench --workload watchers`). If requests run between two deliveries,

@@ -7,7 +7,7 @@ pub(super) struct Held {
     bytes: Vec<u8>,
     /// How many of the first bytes the reader may see.
     ready: usize,
-    /// How many of these the reader has seen.
+    /// How many of the first bytes the reader has seen.
     seen: usize,
 }
 
@@ -16,18 +16,18 @@ impl Held {
         self.bytes.is_empty()
     }
 
-    /// Adds bytes. Of all bytes, the last `unfinished` ones are not for the reader yet. They are part
-    /// of so many `announced` ones.
+    /// Adds bytes. The reader must not see the last `unfinished` of all held bytes yet. They begin
+    /// a header block, whose known frames have `announced` bytes in all.
     pub(super) fn add(&mut self, bytes: &[u8], unfinished: usize, announced: usize) {
         let length = self.bytes.len() + bytes.len();
-        // The whole space at once: buffers that grow leave holes, which the allocator wastes.
+        // Reserves the whole space at once. A growing buffer leaves holes, which waste memory.
         let missing = announced.saturating_sub(unfinished);
         self.bytes.reserve_exact(bytes.len() + missing);
         self.bytes.extend_from_slice(bytes);
         self.ready = length - unfinished;
     }
 
-    /// How many bytes wait for more bytes.
+    /// How many bytes the reader must not see yet.
     pub(super) fn unfinished(&self) -> usize {
         self.bytes.len() - self.ready
     }

@@ -10,14 +10,15 @@ pub(super) const HEADERS: u8 = 1;
 const PUSH_PROMISE: u8 = 5;
 pub(super) const CONTINUATION: u8 = 9;
 pub(super) const END_HEADERS: u8 = 4;
-/// Longest header block, in bytes of its frames with their heads. A request head is limited to
-/// [`capacity::HEAD`], and the library counts 32 bytes more for each field than the field has (RFC
-/// 9113, section 6.5.2). The encoded fields are therefore shorter. The rest is for padding (256
-/// bytes) and for the heads of the frames.
+/// Longest header block: the bytes of all its frames, with their heads. The library limits a
+/// request head to [`capacity::HEAD`]. For each field it counts the name, the value, and 32 bytes
+/// more (RFC 9113, section 6.5.2). So the encoded fields are shorter than the limit. The 1,024
+/// bytes beyond the limit are for padding (256 bytes) and for the heads of the frames.
 pub(super) const MAX_BLOCK: usize = capacity::HEAD + 1024;
 
-/// The same for a trusted proxy. Its connection has requests of many clients, who must not suffer if
-/// one of them sends a long head. The library answers such a head with 431.
+/// The same for a trusted proxy. Its connection carries requests of many clients, who must not
+/// suffer if one of them sends a long head. The library answers such a head with 431. From about
+/// 32 KiB on, it ends the connection.
 pub(super) const MAX_BLOCK_OF_PROXY: usize = 64 * 1024;
 
 /// Why a header block cannot be read.
@@ -34,8 +35,8 @@ pub(super) enum BlockError {
 pub(super) struct Parsed {
     /// Frames that count for the budget.
     pub(super) count: u64,
-    /// How many of the last bytes belong to a header block, or to the head of a frame, that has not
-    /// arrived as a whole.
+    /// How many bytes at the end wait for more bytes. They begin a header block, or the head of a
+    /// frame, whose end has not arrived.
     pub(super) unfinished: usize,
 }
 
@@ -66,7 +67,7 @@ impl Parser {
     pub(super) fn read(&mut self, bytes: &[u8]) -> Result<Parsed, BlockError> {
         let mut count = 0;
         let mut at = 0;
-        // Where the unfinished block begins. One that began in earlier bytes goes on at 0.
+        // Where the unfinished block begins in `bytes`; 0 if it began in earlier bytes.
         let mut block_at = 0;
         loop {
             let skipped = self.skip.min((bytes.len() - at) as u64);
@@ -100,12 +101,12 @@ impl Parser {
         }
     }
 
-    /// Bytes of the frames of the unfinished header block, as far as their heads are known.
+    /// Bytes of all frames of the unfinished header block whose heads have arrived.
     pub(super) fn announced(&self) -> usize {
         self.block.map_or(0, |block| block.bytes)
     }
 
-    /// The header block after the head of a frame. `bytes`: of the whole frame.
+    /// The header block that is unfinished after the head of a frame. The frame has `bytes` bytes.
     fn block(&self, kind: u8, flags: u8, bytes: usize) -> Result<Option<Block>, BlockError> {
         let bytes = match (kind, self.block) {
             (HEADERS | PUSH_PROMISE, None) => bytes,
