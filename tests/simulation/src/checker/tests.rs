@@ -306,6 +306,15 @@ fn a_waiter_that_is_stuck() {
     let late = |end| Script::default().waits(1, end, 10_000, Answer::Held);
     late(10_015).finds(&[]);
     late(10_017).finds(&[Demand::Answered]);
+    // An attempt for the owner's own grant may begin just before the wait ends.
+    let keyed = |end| {
+        let mut keyed = late(end);
+        keyed.0.operations[0].request =
+            Request::Acquire { owner: Some(A), ttl_ms: 1_000, patience_ms: Some(10_000) };
+        keyed
+    };
+    keyed(11_016).finds(&[]);
+    keyed(11_017).finds(&[Demand::Answered]);
     // A request gets one whole attempt, even if the attempt takes longer than the patience.
     Script::default().waits(1, 400, 100, Answer::Held).finds(&[]);
     let mut never = late(10_015).ends(20_000, 0, 0);

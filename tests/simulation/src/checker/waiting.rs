@@ -73,8 +73,11 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
         // A request that names its owner may make one attempt before it enters the queue: it asks
         // whether the owner has the lock already.
         let attempts = if owner.is_some() { 2 } else { 1 };
+        // An attempt for the owner's own grant gets its full time, even if it begins just before the
+        // wait ends. Cut off, it would prove nothing.
+        let last = if owner.is_some() { attempt } else { GRACE };
         let mut due =
-            operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * attempt);
+            operation.start.at + (Duration::from_millis(patience) + last).max(attempts * attempt);
         // During a freeze no answer comes. Afterwards an attempt that was running may need its
         // whole time again.
         for (from, until) in &history.freezes {
