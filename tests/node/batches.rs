@@ -182,6 +182,24 @@ async fn an_operation_past_its_time_is_not_run_except_a_release() {
     );
 }
 
+/// The operations that wait. Panics unless these are the first `room` ones, and all later ones were
+/// refused at once.
+#[track_caller]
+fn queued(pending: Vec<Pending>, room: usize) -> Vec<Pending> {
+    let mut queued = Vec::new();
+    for (index, one) in pending.into_iter().enumerate() {
+        match one.at_once() {
+            Ok(vote) => {
+                assert!(index >= room, "refused as number {index}");
+                assert_failed(vote, Reason::Overloaded, Effect::None);
+            }
+            Err(one) => queued.push(one),
+        }
+    }
+    assert_eq!(queued.len(), room);
+    queued
+}
+
 #[tokio::test]
 async fn operations_beyond_8192_waiting_ones_are_refused_at_once() {
     let (server, node, _) = redis_node().await;
@@ -189,18 +207,8 @@ async fn operations_beyond_8192_waiting_ones_are_refused_at_once() {
     let lock = Lock::new("a");
     // Between the submissions nothing is awaited, so the worker cannot take operations out of its
     // queue.
-    let pending: Vec<_> = (0..9_000).map(|_| submit(node.as_ref(), lock.inspect())).collect();
-    let mut queued = Vec::new();
-    for (index, one) in pending.into_iter().enumerate() {
-        match one.at_once() {
-            Ok(vote) => {
-                assert!(index >= 8_192, "refused as number {index}");
-                assert_failed(vote, Reason::Overloaded, Effect::None);
-            }
-            Err(one) => queued.push(one),
-        }
-    }
-    assert_eq!(queued.len(), 8_192);
+    let pending = (0..9_000).map(|_| submit(node.as_ref(), lock.inspect())).collect();
+    let queued = queued(pending, 8_192);
     server.cont();
     for vote in votes(queued).await {
         assert_eq!(vote, Vote::Missing);
@@ -212,22 +220,15 @@ async fn operations_submitted_together_count_one_by_one_in_the_queue() {
     let (server, node, _) = redis_node().await;
     server.stop();
     let lock = Lock::new("a");
-    let mut queued = Vec::new();
-    for job in 0..90 {
-        let (tasks, pending): (Vec<_>, Vec<_>) = (0..100).map(|_| task(lock.inspect())).unzip();
+    let mut pending = Vec::new();
+    for _ in 0..90 {
+        let (tasks, votes): (Vec<_>, Vec<_>) = (0..100).map(|_| task(lock.inspect())).unzip();
         node.submit_all(tasks);
-        for one in pending {
-            match one.at_once() {
-                Ok(vote) => {
-                    assert!(job >= 81, "job {job} is refused");
-                    assert_failed(vote, Reason::Overloaded, Effect::None);
-                }
-                Err(one) => queued.push(one),
-            }
-        }
+        pending.extend(votes);
     }
-    assert_eq!(queued.len(), 8_100);
-    // The queue has no more room for an acquire, but for other operations.
+    // The queue has no room for all operations of the 82nd job. It takes all of them or none.
+    let mut queued = queued(pending, 8_100);
+    // An acquire is refused too, but another single operation still fits.
     let refused = submit(node.as_ref(), lock.acquire(1, now(), LONG_MS)).at_once();
     assert_failed(refused.ok().expect("a vote"), Reason::Overloaded, Effect::None);
     queued.push(submit(node.as_ref(), lock.inspect()));

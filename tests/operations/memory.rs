@@ -238,8 +238,8 @@ async fn http2_heads_after_long_frames_stay_within_stated_memory() {
     );
 }
 
-/// A partial head that has almost as many fields as the size limit allows. For each field the limit
-/// counts the name, the value, and 32 bytes more.
+/// A partial head with as many short fields as fit into the limit on heads, except for a few. For
+/// each field, the limit counts 32 bytes beside the name and the value.
 fn short_fields() -> Vec<u8> {
     let names: Vec<String> = (0..HEAD / 34).map(|number| format!("{number:x}")).collect();
     let fields: Vec<_> = names.iter().map(|name| (name.as_str(), "")).collect();
@@ -256,7 +256,8 @@ async fn short_http2_fields_stay_within_their_stated_memory() {
 /// library accepts, and the beginning of one more.
 #[tokio::test]
 async fn endless_http2_fields_stay_within_their_stated_memory() {
-    // A literal whose value has 2 MB (RFC 7541, section 6.2.2).
+    // The beginning of a field `x`. Its length says that the value has 2 MB (RFC 7541, sections 5.1
+    // and 6.2.2).
     let mut field = vec![0, 1, b'x', 127, 0xff, 0xff, 0x7f];
     field.resize(FRAME, b'y');
     let more = frame(CONTINUATION, 0, 1, &field);

@@ -72,8 +72,8 @@ struct Ballot {
     is_late: bool,
     /// Undoes grants that arrive after the attempt was abandoned.
     undo: Option<Abandoned>,
-    /// The repair of nodes that lost the lock. Most extensions find the lock on every node. So the
-    /// repair is made only when a vote shows a node without the lock.
+    /// The repair of nodes that lost the lock. `None` until a vote shows such a node, which most
+    /// rounds never see.
     repair: Option<Arc<Repair>>,
 }
 
@@ -118,7 +118,8 @@ impl PreparedRound {
         self.0
     }
 
-    /// Asks all nodes the questions of several rounds. Each node gets them together.
+    /// Asks all nodes the questions of several rounds. Each node gets all questions in one
+    /// submission, so that they share calls.
     pub(crate) fn ask_all(rounds: PreparedRounds, nodes: &[Arc<dyn Node>]) {
         match &rounds[..] {
             [] => {}

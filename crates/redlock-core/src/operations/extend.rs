@@ -65,6 +65,7 @@ impl Extension {
         ttl: Ttl,
     ) -> Vec<Self> {
         let mut rounds = Rounds::begin(shared);
+        rounds.prepared.reserve(leases.len());
         let prepare =
             |lease: &(&LockName, &LockToken)| Self::prepare(shared, *lease, ttl, &mut rounds);
         let extensions = leases.iter().map(prepare).collect();

@@ -95,8 +95,9 @@ enum Progress {
 }
 
 impl Repair {
-    /// `missing` are nodes that do not store the lock, and `witness` is a node that has extended
-    /// it, all by index. Called again when a later vote shows another node without the lock.
+    /// Repairs nodes. `missing` has the indices of nodes that do not store the lock. `witness` is
+    /// the index of a node that has extended the lock. If a later vote shows another node without
+    /// the lock, the round calls this again.
     pub(super) fn missing(self: Arc<Self>, missing: Vec<usize>, witness: usize) {
         let mut progress = self.progress();
         match &mut *progress {

@@ -19,12 +19,13 @@ const GIB: u64 = 1024 * MIB;
 const BASE_BYTES: u64 = 48 * MIB;
 /// Bytes of a connection whose request head is almost complete.
 const CONNECTION_BYTES: u64 = 34 * KIB;
-/// Bytes of a TLS connection that speaks only HTTP/1.1: an almost complete request head, an almost
-/// complete TLS record of 16 KiB behind it, and what the allocator loses between the two.
+/// Bytes of a TLS connection on which the gateway offers only HTTP/1.1. In the worst case it has an
+/// almost complete request head, and behind it an almost complete TLS record of 16 KiB. The
+/// allocator loses some memory between the two.
 const TLS_CONNECTION_BYTES: u64 = 68 * KIB;
-/// Bytes of a TLS connection whose client may choose HTTP/2: a request head of 100 fields that
-/// waits for its body, the library's buffer for a frame of 16 KiB, and an almost complete TLS
-/// record.
+/// Bytes of a TLS connection on which the client may choose HTTP/2. In the worst case it has a
+/// request with 100 fields whose body has not come, the library's buffer for a frame of 16 KiB, and
+/// an almost complete TLS record.
 const HTTP2_CONNECTION_BYTES: u64 = 104 * KIB;
 /// Bytes of a request in flight, beyond its connection.
 const REQUEST_BYTES: u64 = 16 * KIB;

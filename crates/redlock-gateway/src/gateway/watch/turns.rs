@@ -14,10 +14,12 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 /// How many streams get a turn at once, for each thread of the runtime. A delivery takes about
-/// 20 µs (measured), so a request waits for about 160 µs at most at each of its steps. With 16, the
-/// p99 of another client was 3 to 19 times as long while 10,000 streams got events as while they
-/// got none. With 8 and with 4 it was 1.1 times as long. With 4, events came 1.6 times as late as
-/// with 16 (`redlock-bench --workload watchers`, 26 November 2026).
+/// 20 µs (measured), so a request waits for about 160 µs at most at each of its steps.
+///
+/// The number is a compromise between other clients and the events. Here are ratios to a run in
+/// which the 10,000 streams get no events (`redlock-bench --workload watchers`, 26 November 2026).
+/// With 16, the p99 of another client is 3 to 19 times as long; with 8, it is 1.1 times as long.
+/// With 4 it is no shorter than with 8, but events arrive almost twice as late.
 const AT_ONCE: usize = 8;
 /// Deliveries may take an eighth of the time (1 / `SHARE`). With a quarter, 10,000 streams slowed other
 /// clients by 30 to 60 % (`redlock-bench --workload watchers`). If requests run between two deliveries,

@@ -5,9 +5,9 @@ use tokio::io::ReadBuf;
 #[derive(Default)]
 pub(super) struct Held {
     bytes: Vec<u8>,
-    /// How many of the first bytes the reader may see.
+    /// The reader may see the bytes before this index.
     ready: usize,
-    /// How many of the first bytes the reader has seen.
+    /// The reader has seen the bytes before this index.
     seen: usize,
 }
 
