@@ -1,6 +1,7 @@
 //! The cases. Each case is a model at certain bounds, which holds with all rules on. The mutations
 //! name, for each rule, a case that no longer holds without the rule.
 
+use crate::confirmed_sets::{ConfirmedSets, WHOLE_OR_NOTHING};
 use crate::eligibility::{
     Bounds as EligibilityBounds, Eligibility, NO_VOTE_AFTER_LOSS, ONE_HOLDER,
 };
@@ -37,6 +38,7 @@ enum AnyModel {
     Eligibility(Eligibility),
     Repair(Repair),
     Sets(Sets),
+    ConfirmedSets(ConfirmedSets),
 }
 
 /// A rule, and the case that violates a property without it.
@@ -69,6 +71,7 @@ impl Case {
             AnyModel::Eligibility(model) => explore(model, until, threads, progress),
             AnyModel::Repair(model) => explore(model, until, threads, progress),
             AnyModel::Sets(model) => explore(model, until, threads, progress),
+            AnyModel::ConfirmedSets(model) => explore(model, until, threads, progress),
         }
     }
 }
@@ -91,6 +94,11 @@ static PART_OF_A_SET: Case = Case {
     title: "sets: one client wants both names, one wants the second",
     size: Size::Small,
     model: |rules| AnyModel::Sets(Sets::new(rules, Demand::Sets([&[1, 2], &[2], &[]]))),
+};
+static CONFIRMED_SET: Case = Case {
+    title: "sets: a repetition confirms a set that its first request gives up",
+    size: Size::Small,
+    model: |rules| AnyModel::ConfirmedSets(ConfirmedSets::new(rules)),
 };
 static SLOTS: Case = Case {
     title: "slots: three clients, a lock with two slots",
@@ -530,10 +538,11 @@ fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// All cases.
-pub static CASES: [&Case; 51] = [
+pub static CASES: [&Case; 52] = [
     &HOLDING_RELEASES,
     &OVERLAPPING_SETS,
     &PART_OF_A_SET,
+    &CONFIRMED_SET,
     &SLOTS,
     &PROPOSALS,
     &CONFIRMATION,
@@ -660,6 +669,7 @@ mutations! {
     repair_keeps_life: LONGER_LEASE, MUTUAL_EXCLUSION;
     sets_are_whole: OVERLAPPING_SETS, NO_DEADLOCK;
     refused_set_is_undone: PART_OF_A_SET, NOTHING_STAYS;
+    confirmed_set_is_spared: CONFIRMED_SET, WHOLE_OR_NOTHING;
     whole_sets_count: PART_OF_A_SET, ONE_HOLDER_PER_NAME;
     gateway_picks_slots: SLOTS, AT_MOST_ALL_SLOTS;
     votes_are_per_slot: SLOTS, AT_MOST_ALL_SLOTS;

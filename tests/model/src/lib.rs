@@ -67,6 +67,7 @@
 //! thousand.
 
 pub mod catalogue;
+pub mod confirmed_sets;
 pub mod eligibility;
 pub mod explore;
 pub mod locks;

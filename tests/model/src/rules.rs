@@ -159,6 +159,8 @@ rules! {
     sets_are_whole
     /// A node that refuses a name of a set keeps none of the set's names.
     refused_set_is_undone
+    /// An undo of a set spares all its names if one of them was extended.
+    confirmed_set_is_spared
     /// A gateway counts a node only if the node granted all names of the set.
     whole_sets_count
     /// A gateway picks the slot of a lock with several slots. Nodes do not pick.

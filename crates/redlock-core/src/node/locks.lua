@@ -31,6 +31,7 @@ local RULE_CLOCK_IS_CHECKED = true
 local RULE_WATERMARK_IS_CHECKED = true
 local RULE_MARKER_IS_CHECKED = true
 local RULE_REFUSED_SET_IS_UNDONE = true
+local RULE_CONFIRMED_SET_IS_SPARED = true
 
 local MALFORMED = redis.error_reply('ERR the call is malformed')
 -- The longest value of a lock in a vote, in bytes. Another client's value may be longer, and is
@@ -439,7 +440,19 @@ end
 
 -- Releases every lock of a set. A failure is the vote, so that the release is sent again. Otherwise
 -- the vote is 5 (released) if any lock was released.
+--
+-- An undo spares the whole set if one of its locks was extended: another request of the same owner
+-- is confirming the set lock by lock. If the undo deleted the locks that are not extended yet, a
+-- part of the set would stay that no client knows of.
 local function release_set(set, grant, t_num, is_undo, only_this)
+  if is_undo and RULE_UNDO_IS_EXACT and RULE_CONFIRMED_SET_IS_SPARED then
+    for place, lock in ipairs(set) do
+      local current = call('GET', lock)
+      if not failed(current) and current and sub(current, 1, 58) == grant .. ';' then
+        return of_lock(place, held(HELD, lock, current))
+      end
+    end
+  end
   local first, rank = nil, -1
   for place, lock in ipairs(set) do
     local vote = release(lock, watermark_of(lock), grant, t_num, is_undo, only_this)

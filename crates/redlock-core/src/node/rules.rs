@@ -182,6 +182,10 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
 
     /// Releases every lock of a set. A failure is the vote, so that the release is sent again.
     /// Otherwise the vote is `Released` if any lock was released.
+    ///
+    /// An undo spares the whole set if one of its locks was extended: another request of the same
+    /// owner is confirming the set lock by lock. If the undo deleted the locks that are not
+    /// extended yet, a part of the set would stay that no client knows of.
     #[cold]
     fn release_set(
         &mut self,
@@ -194,6 +198,18 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             Vote::Released => 1,
             _ => 0,
         };
+        let is_undo = scope == ReleaseScope::Proposal;
+        let rules = self.settings.rules;
+        if is_undo && rules.undo_is_exact && rules.confirmed_set_is_spared {
+            for (at, lock) in keys.each().enumerate() {
+                if let Ok(Some(value)) = self.space.get(&lock.lock)
+                    && value.starts_with(record.grant())
+                    && Record::foreign(value.clone()).is_extended()
+                {
+                    return Ok(Vote::Held(self.holding(lock, value)).of_lock(at));
+                }
+            }
+        }
         let mut first: Option<Vote> = None;
         for (at, lock) in keys.each().enumerate() {
             let vote = self.release(lock, record, scope).unwrap_or_else(Vote::from).of_lock(at);
@@ -565,6 +581,8 @@ safety_rules! {
     watermark_is_checked
     /// A node that refuses a lock of a set keeps none of the set's locks.
     refused_set_is_undone
+    /// The undo of a set spares all its locks if one of them was extended.
+    confirmed_set_is_spared
     /// A node refuses acquires, extensions and repairs unless the marker that admitted it stands.
     marker_is_checked
     /// A node whose memory of locks is suspect is quarantined before it votes.
