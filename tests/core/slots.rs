@@ -419,7 +419,7 @@ async fn copies_of_a_request_among_other_holders_name_one_grant() {
             match answer {
                 Ok(lease) => drop(granted.insert(lease.token.expose())),
                 Err(LockError::Unknown(_)) => {}
-                Err(error) => panic!("round {round}, {seed}: {error}"),
+                Err(error) => panic!("round {round}, {seed}: {error:?}"),
             }
         }
         assert!(granted.len() <= 1, "round {round}, {seed}: {granted:?}");

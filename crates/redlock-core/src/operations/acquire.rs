@@ -208,6 +208,7 @@ pub(crate) fn acquire_within<T: Into<PlacePermit>>(
         is_new: true,
         has_tried: false,
         splits: 0,
+        parts: 0,
         reason,
         own_error: None,
     };

@@ -28,6 +28,10 @@ use crate::shared::{ALL_NODES, Shared};
 /// watermarks faster than we do. The attempt then fails without a quorum.
 const MAX_PROPOSALS: u32 = 8;
 
+/// How long a request lets another one of its owner settle whether it keeps its slots: twice as long
+/// as its own attempt has taken so far, within these limits.
+const SETTLES_WITHIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+
 /// The lock, or the set of locks, to acquire, and for whom.
 #[derive(Clone)]
 pub(crate) struct AcquireParams {
@@ -324,7 +328,10 @@ impl Attempt {
                 match own_grant(shared.quorum, &outcome.votes) {
                     OwnGrant::Stands(grant) => {
                         let by = held_by(shared.quorum, &outcome.votes);
-                        return Box::pin(self.confirm(grant, by)).await;
+                        let is_extended = outcome.votes.iter().flatten().any(|vote| {
+                            matches!(vote, Vote::Yours(holding) if holding.record.is_extended())
+                        });
+                        return Box::pin(self.confirm(grant, by, is_extended)).await;
                     }
                     OwnGrant::Possible => {
                         let error = LockError::Unknown(shared.reports(&outcome));
@@ -369,8 +376,14 @@ impl Attempt {
     /// stands. After any other outcome, the earlier request may have returned the grant to its
     /// client all the same.
     ///
-    /// `by` is the grant as a refusal shows it. A part of a set may stand without the rest.
-    async fn confirm(&mut self, grant: LockToken, by: HeldBy) -> Result<Lease, AttemptError> {
+    /// `by` is the grant as a refusal shows it, and `is_extended` whether it was extended. A part of
+    /// a set may stand without the rest.
+    async fn confirm(
+        &mut self,
+        grant: LockToken,
+        by: HeldBy,
+        is_extended: bool,
+    ) -> Result<Lease, AttemptError> {
         self.has_ended = true;
         self.undo();
         let shared = self.shared.clone();
@@ -383,6 +396,9 @@ impl Attempt {
         let is_set = keys.others.is_some();
         let is_slotted = self.params.slotted.is_some();
         let part = HeldBy { is_part_of_own_set: true, ..by };
+        if is_slotted && !is_extended {
+            Box::pin(self.settled(&grant)).await?;
+        }
         // A part of a set is not extended. Repetitions of the request would keep it for ever.
         let standing = if is_set { self.may_stand(&keys, &grant).await } else { 1 };
         if standing == 0 {
@@ -441,6 +457,20 @@ impl Attempt {
             (Some(error), _) => Err(self.failed(error, false)),
             (None, None) => unreachable!("a set has a lock"),
         }
+    }
+
+    /// Nobody has extended this grant yet, so its own request may just be finding another grant of
+    /// the owner, and giving this one up. An extension would spare the grant from that undo. It
+    /// would then stand until its TTL ends, and no client would know of it. So this waits until that
+    /// request has most likely decided.
+    ///
+    /// # Errors
+    /// Another grant may stand, or too few nodes answered to tell.
+    async fn settled(&mut self, grant: &LockToken) -> Result<(), AttemptError> {
+        let (least, most) = SETTLES_WITHIN;
+        let took = self.shared.env.clock.monotonic().saturating_sub(self.started);
+        tokio::time::sleep((took * 2).clamp(least, most)).await;
+        self.is_only_grant(grant).await.map_err(|error| self.failed(error, true))
     }
 
     /// Counts the locks of a set of which a majority may store this grant. One call to each node reads

@@ -39,6 +39,8 @@ pub(super) struct Queued<'a, F> {
     pub(super) has_tried: bool,
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
+    /// Attempts in a row that found a part of an earlier grant of this request.
+    pub(super) parts: u32,
     pub(super) reason: WakeReason,
     /// The error of the last attempt for the own grant ([`WakeReason::OwnGrant`]).
     pub(super) own_error: Option<LockError>,
@@ -224,10 +226,11 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
         // behind it can have this lock, and waits for the other lock. Or a part of an earlier
         // grant of this very request is held. The request must not wait for that part. A few
         // attempts first show that the part is not just being released.
-        let is_tried = !failed.split || self.splits >= MAX_SPLIT_TRIES;
-        if let LockError::Held(by) = &failed.error
-            && (by.lock_of_set != 0 || by.is_part_of_own_set && is_tried)
-        {
+        let held = if let LockError::Held(by) = &failed.error { Some(by) } else { None };
+        let is_part = held.is_some_and(|by| by.is_part_of_own_set);
+        self.parts = if is_part { self.parts + 1 } else { 0 };
+        let is_tried = !failed.split || self.parts > MAX_SPLIT_TRIES;
+        if held.is_some_and(|by| by.lock_of_set != 0) || is_part && is_tried {
             return Err(failed.error);
         }
         // The waiter has asked for its owner's grant beside the queue, so the queue does not
