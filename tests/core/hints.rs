@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlock_core::node::{NoObserver, NodeSettings, NodeState};
+use redlock_core::{AcquireOptions, Lease, LockError, LockName, QueueMode, Redlock};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::core::waiting::{acquire, another, nothing_is_left, start_waiting};
-use crate::support::harness::RedisServer;
+use crate::support::harness::{PATIENCE, RedisServer, eventually};
 use crate::support::nodes::{
     AGAIN, Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, name, now, pass_on,
-    redis_settings, redlock, remote_node_with, telling,
+    redis_settings, redlock, remote_node_with, telling, ttl,
 };
 use crate::support::waiters::median;
 
@@ -117,6 +119,79 @@ async fn a_waiter_that_leaves_during_a_handoff_publishes_a_hint() {
     }
     println!("{times:?}");
     assert!(median(times.clone()) <= BY_A_HINT, "{times:?}");
+    nothing_is_left(&cluster, &locks, &lock).await;
+}
+
+/// Waits until superseded or granted, as a request of the kind of which only the newest waits.
+async fn newest(
+    locks: &Redlock,
+    lock: &LockName,
+) -> JoinHandle<(Result<Lease, LockError>, Instant)> {
+    let before = locks.waiting().waiters;
+    let waiter = tokio::spawn({
+        let (locks, lock) = (locks.clone(), lock.clone());
+        async move {
+            let options = AcquireOptions { queue: QueueMode::Newest, ..AcquireOptions::default() };
+            let result =
+                locks.acquire_within(&lock, ttl(LONG_MS), options, PATIENCE, || Ok(())).await;
+            (result, Instant::now())
+        }
+    });
+    eventually("it waits", async || (locks.waiting().waiters > before).then_some(())).await;
+    waiter
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newer_waiter_at_another_gateway_supersedes_an_older_one_at_once() {
+    let cluster = Cluster::start(5).await;
+    let gateways = [cluster.redlock(), another(&cluster).await, another(&cluster).await];
+    let lock = name("deploy");
+    let held = acquire(&gateways[0], &lock).await;
+    let mut waits = newest(&gateways[0], &lock).await;
+    let mut times = Vec::new();
+    for build in 1..=15 {
+        // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let since = Instant::now();
+        let newer = newest(&gateways[build % 3], &lock).await;
+        let (superseded, at) = std::mem::replace(&mut waits, newer).await.expect("no panic");
+        assert!(matches!(superseded, Err(LockError::Superseded)), "{superseded:?}");
+        times.push(at - since);
+    }
+    println!("{times:?}");
+    assert!(median(times.clone()) <= BY_A_HINT, "{times:?}");
+    gateways[0].release(&lock, &held.token).await.expect("the lock is held");
+    let (lease, _) = waits.await.expect("no panic");
+    let lease = lease.expect("the newest is granted");
+    gateways[0].release(&lock, &lease.token).await.expect("the lock is held");
+    for locks in &gateways {
+        nothing_is_left(&cluster, locks, &lock).await;
+    }
+}
+
+/// A waiter that arrives in an hour would supersede everybody until then.
+#[tokio::test]
+async fn forged_arrivals_in_the_future_supersede_nobody() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let lock = name("deploy");
+    let held = acquire(&locks, &lock).await;
+    let waits = newest(&locks, &lock).await;
+    let channel = format!("{{{PREFIX}}}:hints");
+    let publish = |arrival: u64| {
+        let (zero, nobody) = ("0".repeat(16), "0".repeat(32));
+        let hint = format!("1 n {:016x} {zero} {arrival:016x} {nobody} {PREFIX}{lock}", 0xff);
+        cluster.servers.iter().for_each(|server| drop(server.cmd(&["PUBLISH", &channel, &hint])));
+    };
+    publish(now() + 3_600_000_000);
+    publish(now() - 3_600_000_000);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!waits.is_finished());
+    // The same hint with a credible arrival has an effect.
+    publish(now());
+    let (superseded, _) = waits.await.expect("no panic");
+    assert!(matches!(superseded, Err(LockError::Superseded)), "{superseded:?}");
+    locks.release(&lock, &held.token).await.expect("the lock is held");
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 

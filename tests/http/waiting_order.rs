@@ -122,6 +122,40 @@ async fn of_builds_at_the_same_time_one_waits() {
 }
 
 #[tokio::test]
+async fn of_builds_at_three_gateways_one_waits() {
+    const BUILDS: usize = 60;
+    let servers = masters(3);
+    let mut gateways = Vec::new();
+    for _ in 0..3 {
+        gateways.push(Launch::over(&servers).ready().await);
+    }
+    let running = gateways[0].acquire("deploy").await;
+    let mut builds = tokio::task::JoinSet::new();
+    for build in 0..BUILDS {
+        builds.spawn(newest(&gateways[build % 3], "deploy", "").send());
+    }
+    for _ in 1..BUILDS {
+        let superseded = builds.join_next().await.expect("all but one end").expect("no panic");
+        superseded.problem(409, "superseded");
+    }
+    // A build that arrives later at another gateway replaces the one that waits.
+    let mut waits = builds;
+    for build in 0..6 {
+        let gateway = &gateways[build % 3];
+        let mut newer = tokio::task::JoinSet::new();
+        newer.spawn(newest(gateway, "deploy", "").send());
+        let older = std::mem::replace(&mut waits, newer).join_next().await.expect("it waited");
+        older.expect("no panic").problem(409, "superseded");
+    }
+    released(&gateways[1], "deploy", &running).await;
+    let lease = Lease::from(&waits.join_next().await.expect("one waits").expect("no panic"));
+    released(&gateways[2], "deploy", &lease).await;
+    for gateway in &gateways {
+        nothing_is_left(gateway).await;
+    }
+}
+
+#[tokio::test]
 async fn a_repeated_request_supersedes_nothing_newer() {
     const OLD: &str = "old-build-old-build";
     const NEW: &str = "new-build-new-build";

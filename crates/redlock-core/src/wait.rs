@@ -43,7 +43,7 @@
 //! | --- | --- | --- |
 //! | `queue` | the waiters of each lock, and when the first of them tries | who waits, and how |
 //! | [`order`] | who is before whom | queues |
-//! | [`newest`] | a newer waiter replaces the older ones of its kind | attempts, other gateways |
+//! | [`newest`] | a newer waiter replaces the older ones of its kind | attempts |
 //! | [`places`] | the places in line that are kept for waiters between two turns | queues |
 //! | `ticket` | a waiter's place in a queue: enter, step, report, leave | other gateways |
 //! | `handoff` | the plan of a release: which waiter gets the lock | when a plan is made |
@@ -68,7 +68,7 @@ use tokio::time::Instant;
 
 use self::fairness::Fairness;
 use self::handoff::{Handoff, Next};
-use self::order::Priority;
+use self::order::{Priority, QueueMode};
 use self::queue::{Bounds, WaitQueues};
 use self::ticket::{PlaceTerms, WaitTicket};
 use crate::model::clock::{Clock, Entropy};
@@ -141,6 +141,9 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         let now = Instant::now();
         let first_try = self.fairness.yields_until(lock, now).unwrap_or(now);
         let times = (now, first_try, now + FIRST_POLL);
+        if terms.mode == QueueMode::Newest {
+            self.queues.arrivals_follow(self.clock.wall_micros());
+        }
         (self.queues.enter(lock.clone(), params, terms, times), first_try)
     }
 
@@ -239,13 +242,20 @@ impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
             return;
         }
         let now = Instant::now();
+        let max_ahead = 2 * self.max_clock_skew.as_micros() as u64;
+        let is_credible =
+            |micros: u64| micros.saturating_sub(self.clock.wall_micros()) <= max_ahead;
         match kind {
-            HintKind::Waiting { seconds } => self.fairness.wait_for(&lock, now, seconds),
+            HintKind::Waiting { seconds, newest } => {
+                self.fairness.wait_for(&lock, now, seconds);
+                // A waiter that arrives in the future would supersede everybody until then.
+                if let Some(newest) = newest.filter(|newest| is_credible(newest.arrival)) {
+                    self.queues.supersede_older_than(&lock, newest, now);
+                }
+            }
             // No node grants a T so far ahead, so the hint is false and ignored. Its T would make
             // later, true hints look old.
-            HintKind::Released { t, .. }
-                if t.get().saturating_sub(self.clock.wall_micros())
-                    > 2 * self.max_clock_skew.as_micros() as u64 => {}
+            HintKind::Released { t, .. } if !is_credible(t.get()) => {}
             HintKind::Released { t, waiting } => {
                 self.fairness.taken(&lock, now);
                 if waiting {

@@ -307,8 +307,13 @@ impl Owner {
         std::array::from_fn(|i| digest[i])
     }
 
-    fn parse(text: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         read_hex(text).map(Self)
+    }
+
+    /// The text that the nodes store.
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("hexadecimal digits")
     }
 
     /// A number that spreads owners evenly, always the same for one owner.

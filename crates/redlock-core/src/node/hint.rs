@@ -5,14 +5,15 @@
 //!
 //! - *Waiting*: somebody waits for this lock at the gateway that sends the hint. The master
 //!   publishes the hint when it refuses the waiter's acquire, at first and at every poll. If the
-//!   gateway polls slowly, the hint also says for how many seconds it is valid.
+//!   gateway polls slowly, the hint also says for how many seconds it is valid. If a waiter there
+//!   supersedes older ones of its kind, the hint says which.
 //! - *Released*: this lock was released. The master publishes the hint when it runs the release.
 //!   The releasing gateway adds the hint only if it has received a *waiting* hint from another
 //!   gateway.
 
 use bytes::Bytes;
 
-use crate::model::types::FencingToken;
+use crate::model::types::{FencingToken, Owner};
 
 /// The channel of all gateways that share a prefix and a database. The name includes the database
 /// because Redis channels span all databases.
@@ -24,8 +25,16 @@ pub(crate) fn channel(prefix: &str, database: Option<u8>) -> String {
     }
 }
 
-/// A message between gateways: `1 <kind> <origin> [<T> or seconds] <lock key>`. The origin is a
-/// random number that identifies the gateway that publishes the hint. Numbers have a fixed width.
+/// A message between gateways: `1 <kind> <origin> [<fields>] <lock key>`. The origin is a random
+/// number that identifies the gateway that publishes the hint. All fields have a fixed width.
+///
+/// | kind | meaning | fields |
+/// | --- | --- | --- |
+/// | `w` | waiting | |
+/// | `l` | waiting | seconds |
+/// | `n` | waiting, with the newest waiter of its kind | seconds or 0, its arrival, its owner |
+/// | `r` | released | T |
+/// | `y` | released, and somebody waits at the origin, too | T |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hint(Bytes);
 
@@ -33,11 +42,21 @@ pub struct Hint(Bytes);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HintKind {
     /// A waiter is at the origin. `seconds` is how long the hint is valid; `None` for the usual
-    /// time.
-    Waiting { seconds: Option<u64> },
+    /// time. `newest` is the waiter there that supersedes older ones of its kind.
+    Waiting { seconds: Option<u64>, newest: Option<NewestWaiter> },
     /// The grant with this token was released at the origin. `waiting` is whether somebody waits
     /// for the lock there, too.
     Released { t: FencingToken, waiting: bool },
+}
+
+/// A waiter that supersedes the older ones of its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NewestWaiter {
+    /// Microseconds since 1970, by the clock of the gateway at which the first request of its owner
+    /// arrived. No two arrivals at a gateway are equal.
+    pub(crate) arrival: u64,
+    /// The owner, if other requests may ask for it.
+    pub(crate) shared_owner: Option<Owner>,
 }
 
 impl Hint {
@@ -45,9 +64,17 @@ impl Hint {
         use std::io::Write;
         let mut text = Vec::with_capacity(2 + 2 + 17 + 17 + lock.len());
         match kind {
-            HintKind::Waiting { seconds: None } => write!(text, "1 w {origin:016x} "),
-            HintKind::Waiting { seconds: Some(seconds) } => {
+            HintKind::Waiting { seconds: None, newest: None } => {
+                write!(text, "1 w {origin:016x} ")
+            }
+            HintKind::Waiting { seconds: Some(seconds), newest: None } => {
                 write!(text, "1 l {origin:016x} {seconds:016x} ")
+            }
+            HintKind::Waiting { seconds, newest: Some(newest) } => {
+                let NewestWaiter { arrival, shared_owner } = newest;
+                let seconds = seconds.unwrap_or_default();
+                let owner = shared_owner.unwrap_or(Owner::NOBODY);
+                write!(text, "1 n {origin:016x} {seconds:016x} {arrival:016x} {} ", owner.text())
             }
             HintKind::Released { t, waiting: false } => write!(text, "1 r {origin:016x} {t} "),
             HintKind::Released { t, waiting: true } => write!(text, "1 y {origin:016x} {t} "),
@@ -70,17 +97,28 @@ impl Hint {
     /// Origin, kind and lock key; `None` for anything else, such as a hint of a later version.
     pub(crate) fn parse(&self) -> Option<(u64, HintKind, Bytes)> {
         const NUMBER: usize = 16;
+        const SECOND: usize = 4 + NUMBER + 1;
+        const THIRD: usize = SECOND + NUMBER + 1;
+        const FOURTH: usize = THIRD + NUMBER + 1;
         let field = |from: usize| std::str::from_utf8(self.0.get(from..from + NUMBER)?).ok();
         let number = |from| u64::from_str_radix(field(from)?, 16).ok();
         let origin = number(4)?;
         let (kind, lock_at) = match self.0.get(..4)? {
-            b"1 w " => (HintKind::Waiting { seconds: None }, 4 + NUMBER + 1),
+            b"1 w " => (HintKind::Waiting { seconds: None, newest: None }, SECOND),
             b"1 l " => {
-                (HintKind::Waiting { seconds: Some(number(4 + NUMBER + 1)?) }, 4 + 2 * (NUMBER + 1))
+                let seconds = Some(number(SECOND)?);
+                (HintKind::Waiting { seconds, newest: None }, THIRD)
+            }
+            b"1 n " => {
+                let seconds = Some(number(SECOND)?).filter(|seconds| *seconds > 0);
+                let owner = Owner::parse(self.0.get(FOURTH..FOURTH + Owner::TEXT_LEN)?)?;
+                let shared_owner = Some(owner).filter(|owner| *owner != Owner::NOBODY);
+                let newest = Some(NewestWaiter { arrival: number(THIRD)?, shared_owner });
+                (HintKind::Waiting { seconds, newest }, FOURTH + Owner::TEXT_LEN + 1)
             }
             prefix @ (b"1 r " | b"1 y ") => {
-                let t = FencingToken::parse(field(4 + NUMBER + 1)?.as_bytes())?;
-                (HintKind::Released { t, waiting: prefix == b"1 y " }, 4 + 2 * (NUMBER + 1))
+                let t = FencingToken::parse(field(SECOND)?.as_bytes())?;
+                (HintKind::Released { t, waiting: prefix == b"1 y " }, THIRD)
             }
             _ => return None,
         };
@@ -102,11 +140,13 @@ mod tests {
     fn a_hint_parses_back() {
         let t = FencingToken::MIN;
         let released = [false, true].map(|waiting| HintKind::Released { t, waiting });
-        for kind in [None, Some(40)]
-            .map(|seconds| HintKind::Waiting { seconds })
-            .into_iter()
-            .chain(released)
-        {
+        let newest = [None, Some(Owner::from_bytes([0xa5; 16]))].map(|shared_owner| {
+            Some(NewestWaiter { arrival: 1_763_725_165_123_456, shared_owner })
+        });
+        let waiting = [None, newest[0], newest[1]].into_iter().flat_map(|newest| {
+            [None, Some(40)].map(|seconds| HintKind::Waiting { seconds, newest })
+        });
+        for kind in waiting.chain(released) {
             assert_eq!(Hint::new(7, kind, &lock()).parse(), Some((7, kind, lock())));
         }
     }
@@ -118,7 +158,7 @@ mod tests {
         }
 
         #[test]
-        fn a_valid_prefix_with_noise_does_not_panic_the_parser(kind in "1 [lwry] ", rest in "[0-9a-f ]{0,60}") {
+        fn a_valid_prefix_with_noise_does_not_panic_the_parser(kind in "1 [lnwry] ", rest in "[0-9a-f ]{0,100}") {
             let _ = Hint::received(Bytes::from(kind + &rest)).parse();
         }
     }

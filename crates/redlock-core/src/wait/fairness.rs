@@ -21,7 +21,7 @@ use super::queue::Pause;
 use crate::model::clock::Entropy;
 use crate::model::types::FencingToken;
 use crate::node::Hint;
-use crate::node::hint::HintKind;
+use crate::node::hint::{HintKind, NewestWaiter};
 
 /// How long a *waiting* hint counts. The polls of a waiter repeat the hint at least twice in this
 /// time. A gateway that polls more slowly sends a longer time in its hints.
@@ -126,16 +126,23 @@ impl Fairness {
 
     /// The kind and the lock of a hint from another process. `None` for a hint of our own, and for
     /// an invalid one.
+    ///
+    /// Arrivals at two gateways may be equal. All gateways must agree which of them is newer, or
+    /// each could supersede the other. The one at the gateway with the larger origin is. So from
+    /// such a gateway this returns an arrival one microsecond later.
     pub(crate) fn parse_foreign(&self, hint: &Hint) -> Option<(HintKind, Bytes)> {
-        let (origin, kind, lock) = hint.parse()?;
+        let (origin, mut kind, lock) = hint.parse()?;
+        if let HintKind::Waiting { newest: Some(newest), .. } = &mut kind {
+            newest.arrival = newest.arrival.saturating_add(u64::from(origin > self.origin));
+        }
         (origin != self.origin).then_some((kind, lock))
     }
 
     /// The hint that a refusal makes the nodes publish.
-    pub(crate) fn waiting(&self, lock: &Bytes, polls: Polls) -> Hint {
+    pub(crate) fn waiting(&self, lock: &Bytes, polls: Polls, newest: Option<NewestWaiter>) -> Hint {
         let longest = polls.period().1 * 2;
         let seconds = (longest > LIFE).then_some(longest.as_secs() + 1);
-        Hint::new(self.origin, HintKind::Waiting { seconds }, lock)
+        Hint::new(self.origin, HintKind::Waiting { seconds, newest }, lock)
     }
 
     /// The hint that a release makes the nodes publish; `waiting` if there are waiters here, too.
@@ -145,7 +152,12 @@ impl Fairness {
 
     /// The hint for the undo of an attempt that was cancelled, if waiters elsewhere are known.
     pub(crate) fn given_up(&self, lock: &Bytes, t: FencingToken) -> Option<Hint> {
-        self.quota(lock, Instant::now(), true).others_wait().then(|| self.released(lock, t, false))
+        self.others_wait(lock, Instant::now()).then(|| self.released(lock, t, false))
+    }
+
+    /// Whether hints have told of waiters elsewhere.
+    pub(crate) fn others_wait(&self, lock: &Bytes, now: Instant) -> bool {
+        self.quota(lock, now, true).others_wait()
     }
 
     /// Notes that somebody waits elsewhere.

@@ -9,6 +9,12 @@
 //! repeated request of that owner is superseded too, and does not count as a newer one. A waiter
 //! whose owner appears to hold the lock is not superseded: it is about to get its own grant.
 //!
+//! Gateways tell each other of their newest waiters by hints, which may be lost. All gateways order
+//! arrivals in the same way, so the newest waiter of all is never superseded. Their clocks differ,
+//! so of two waiters that arrive at two gateways within that difference, either may be the newer.
+//! A repetition at another gateway than its first request counts as new there, unless a request of
+//! the same owner waits there, too.
+//!
 //! [`KEPT`]: super::places::KEPT
 
 use std::task::Waker;
@@ -17,8 +23,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::order::QueueMode;
-use super::queue::{KeptPlaces, Shard, WaitQueue, WaitQueues};
+use super::queue::{KeptPlaces, Shard, WaitQueue, WaitQueues, Waiter};
 use crate::model::types::Owner;
+use crate::node::hint::NewestWaiter;
 
 impl<P, A> WaitQueues<P, A> {
     /// Supersedes the waiters and the kept places that are older than this ticket.
@@ -30,8 +37,42 @@ impl<P, A> WaitQueues<P, A> {
         if own.mode == QueueMode::All || own.is_superseded {
             return;
         }
-        let arrival = own.arrival;
-        let owner = own.shared_owner;
+        let own = NewestWaiter { arrival: own.arrival, shared_owner: own.shared_owner };
+        let wake = self.supersede(Some(queue), places, lock, own, now);
+        drop(shard);
+        wake.into_iter().for_each(Waker::wake);
+    }
+
+    /// Supersedes the waiters and the kept places that are older than this waiter of another
+    /// gateway.
+    pub(crate) fn supersede_older_than(&self, lock: &Bytes, foreign: NewestWaiter, now: Instant) {
+        let mut shard = self.shard(lock);
+        let Shard { queues, places } = &mut *shard;
+        let queue = queues.get_mut(lock);
+        // A copy counts from the original.
+        let copy = queue.as_ref().zip(foreign.shared_owner);
+        let original = copy.and_then(|(queue, owner)| queue.arrival_of_copy(owner));
+        let arrival = original.map_or(foreign.arrival, |arrival| arrival.min(foreign.arrival));
+        let wake = self.supersede(queue, places, lock, NewestWaiter { arrival, ..foreign }, now);
+        drop(shard);
+        wake.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns wakers, to be called after the shard is unlocked.
+    fn supersede(
+        &self,
+        queue: Option<&mut WaitQueue<P, A>>,
+        places: &mut KeptPlaces<P>,
+        lock: &Bytes,
+        NewestWaiter { arrival, shared_owner: owner }: NewestWaiter,
+        now: Instant,
+    ) -> Vec<Waker> {
+        let Some(queue) = queue else {
+            self.with_places(places, lock, now, |places| {
+                places.supersede_older(arrival, owner, now)
+            });
+            return Vec::new();
+        };
         let mut wake = Vec::new();
         let holder = queue.holder;
         let mut tickets = std::mem::take(&mut queue.newest);
@@ -60,8 +101,7 @@ impl<P, A> WaitQueues<P, A> {
             // The lock may have been left to the owner of a place.
             wake.extend(queue.signal_first());
         }
-        drop(shard);
-        wake.into_iter().for_each(Waker::wake);
+        wake
     }
 
     /// Whether a request of this kind and owner was superseded before it entered.
@@ -83,5 +123,15 @@ impl<P, A> WaitQueue<P, A> {
             self.waiters.get(&self.number_of(*ticket)).filter(|it| it.shared_owner == Some(owner))
         });
         copies.map(|copy| copy.arrival).min()
+    }
+
+    /// The newest waiter that has begun to wait.
+    pub(super) fn newest(&self) -> Option<NewestWaiter> {
+        let waiters = self.newest.iter().filter_map(|ticket| {
+            self.waiters.get(&self.number_of(*ticket)).filter(|waiter| waiter.has_slot)
+        });
+        let newest = waiters.max_by_key(|waiter| waiter.arrival)?;
+        let Waiter { arrival, shared_owner, .. } = **newest;
+        Some(NewestWaiter { arrival, shared_owner })
     }
 }

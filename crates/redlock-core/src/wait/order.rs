@@ -9,9 +9,9 @@
 
 use std::fmt;
 
-/// The bits that count arrivals: a process would need 36 years for them at a billion a second.
+/// The bits that count arrivals. They have room for the microseconds of 36,000 years.
 const ARRIVAL_BITS: u32 = 60;
-const ARRIVAL: u64 = (1 << ARRIVAL_BITS) - 1;
+pub(super) const ARRIVAL: u64 = (1 << ARRIVAL_BITS) - 1;
 
 /// How early a waiter is served. Waiters of one priority are served in the order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -42,7 +42,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::order::{Priority, QueueMode, behind, taken_up};
+use super::order::{ARRIVAL, Priority, QueueMode, behind, taken_up};
 use super::places::{KEPT, Permit, Place, Places};
 use super::sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::error::{LinePlace, LockError};
@@ -76,6 +76,8 @@ pub(crate) struct WaitQueues<P, A> {
     /// somebody chooses to collide only make shards uneven.
     hasher: BuildHasherDefault<DefaultHasher>,
     pub(super) bounds: Bounds,
+    /// Counts arrivals. Before a waiter of the kind [`QueueMode::Newest`] arrives, it moves on to
+    /// the microseconds since 1970, so that gateways can compare the arrivals of such waiters.
     pub(super) next_ticket: AtomicU64,
     /// All waiters in all queues.
     pub(super) entered: AtomicUsize,
@@ -142,7 +144,7 @@ pub(super) struct Waiter<P, A> {
     pub(super) is_slotted: bool,
     /// When the first request of the owner entered the queue.
     pub(super) since: Instant,
-    /// The count of arrivals at that time.
+    /// The count of arrivals at that time, see [`WaitQueues::next_ticket`].
     pub(super) arrival: u64,
     /// Whether a newer waiter of the same kind began to wait.
     pub(super) is_superseded: bool,
@@ -219,6 +221,11 @@ impl<P, A> WaitQueues<P, A> {
             locks: AtomicUsize::new(0),
             kept: [AtomicUsize::new(0), AtomicUsize::new(0)],
         })
+    }
+
+    /// Later arrivals have larger numbers than this time.
+    pub(crate) fn arrivals_follow(&self, wall_micros: u64) {
+        self.next_ticket.fetch_max(wall_micros & ARRIVAL, Ordering::Relaxed);
     }
 
     /// The number of waiters and of the locks they wait for.

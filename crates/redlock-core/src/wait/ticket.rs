@@ -14,6 +14,7 @@ use super::queue::{Bounds, Cause, Leave, Left, QUICK, Shard, WaitQueue, WaitQueu
 use super::sync::{Arc, Ordering};
 use crate::error::{LinePlace, LockError, WaitLimit};
 use crate::model::types::Owner;
+use crate::node::hint::NewestWaiter;
 
 /// What a waiter may do now.
 #[derive(Debug)]
@@ -222,6 +223,23 @@ impl<P, A> WaitTicket<P, A> {
         if self.mode == QueueMode::Newest {
             self.queues.supersede_older(&self.lock, self.ticket, now);
         }
+    }
+
+    /// Makes the first waiter ask at once if this one is of the kind [`QueueMode::Newest`]. The
+    /// refusal tells other gateways of this one.
+    pub(crate) fn announce(&self, now: Instant) {
+        if self.mode == QueueMode::Newest {
+            self.queues.update(&self.lock, |queue, _| match queue.competing {
+                // The next attempt tells of it.
+                Some(_) => None,
+                None => queue.schedule(Cause::Poll, now),
+            });
+        }
+    }
+
+    /// The waiter of this queue that supersedes the others of its kind.
+    pub(crate) fn newest(&self) -> Option<NewestWaiter> {
+        self.queues.shard(&self.lock).queues.get(&self.lock)?.newest()
     }
 
     pub(crate) fn standing(&self) -> Standing {

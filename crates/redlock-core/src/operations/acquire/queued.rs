@@ -78,6 +78,9 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
             Ok(permit) => {
                 self.ticket.may_keep(permit.into());
                 self.ticket.supersede_older(now);
+                if self.shared.fairness.others_wait(&self.params.keys.lock, now) {
+                    self.ticket.announce(now);
+                }
                 return Ok(());
             }
             Err(full) => full,
@@ -165,10 +168,10 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                 }
                 Step::Attempt(cause) => {
                     self.reason = WakeReason::First(cause);
-                    let hint = self
-                        .shared
-                        .fairness
-                        .waiting(&self.params.keys.lock, self.ticket.standing().polls());
+                    let polls = self.ticket.standing().polls();
+                    let newest = self.ticket.newest();
+                    let fairness = &self.shared.fairness;
+                    let hint = fairness.waiting(&self.params.keys.lock, polls, newest);
                     Attempt::new(self.shared, self.params.for_attempt()).announcing(hint)
                 }
                 // Waiters at other gateways may try first for a moment, even if this request's

@@ -1,6 +1,7 @@
 //! Priorities, and waiters of which only the newest waits.
 
 use super::*;
+use crate::node::hint::NewestWaiter;
 
 fn enter_as(
     queue: &Queues,
@@ -347,4 +348,63 @@ fn a_line_has_its_length_and_ended_places_do_not_count() {
     assert_eq!((length(now), length(now + KEPT)), (2, 1));
     drop(waits);
     assert_eq!(queue.line_length(&lock(), || unreachable!("nobody waits")), 0);
+}
+
+fn arrives(arrival: u64, shared_owner: Option<Owner>) -> NewestWaiter {
+    NewestWaiter { arrival, shared_owner }
+}
+
+#[test]
+fn a_newer_waiter_elsewhere_supersedes_older_waiters_and_places() {
+    let queue = queue();
+    let now = Instant::now();
+    let ordinary = refused_one(&queue, now);
+    queue.arrivals_follow(1_000);
+    let mut left = enter_newest(&queue, "left", Some(owner(1)), now);
+    left.end(now);
+    assert_eq!(line(&queue, now), "a (left)");
+    queue.supersede_older_than(&lock(), arrives(999, None), now);
+    assert_eq!(line(&queue, now), "a (left)", "it is older");
+    queue.arrivals_follow(2_000);
+    let waits = enter_newest(&queue, "waits", None, now);
+    assert_eq!(line(&queue, now), "a waits");
+    queue.supersede_older_than(&lock(), arrives(2_000, None), now);
+    assert_eq!(step(&waits, now), ("wait", None), "it is as old, and from a smaller origin");
+    queue.supersede_older_than(&lock(), arrives(2_001, None), now);
+    assert_eq!(step(&waits, now), ("superseded", None));
+    drop(waits);
+    assert_eq!(step(&ordinary, now), ("until", Some(POLL)));
+    queue.supersede_older_than(&Bytes::from_static(b"other"), arrives(5_000, None), now);
+}
+
+#[test]
+fn a_copy_elsewhere_supersedes_nothing_newer_than_its_original() {
+    let queue = queue();
+    let now = Instant::now();
+    let original = enter_newest(&queue, "a", Some(owner(1)), now);
+    let ticket = queue.enter(
+        lock(),
+        "b",
+        PlaceTerms { mode: QueueMode::Newest, ..terms(None, MS) },
+        (now, now, now + 25 * MS),
+    );
+    queue.supersede_older_than(&lock(), arrives(u64::MAX, Some(owner(1))), now);
+    assert_eq!(step(&original, now), ("poll", None));
+    assert_eq!(step(&ticket, now), ("wait", None));
+}
+
+#[test]
+fn only_a_waiter_that_has_begun_to_wait_is_told_of() {
+    let queue = queue();
+    let now = Instant::now();
+    let ordinary = refused_one(&queue, now);
+    assert_eq!(ordinary.newest(), None);
+    queue.arrivals_follow(7);
+    let ticket = enter_newest(&queue, "a", Some(owner(1)), now);
+    assert_eq!(ordinary.newest(), None);
+    ticket.take_slot().expect("there is room");
+    assert_eq!(ordinary.newest(), Some(arrives(7, Some(owner(1)))));
+    ticket.announce(now);
+    assert!(is_signalled(&ordinary));
+    assert_eq!(step(&ordinary, now), ("poll", None), "the first waiter asks at once");
 }
