@@ -15,11 +15,12 @@ use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::certificates::{Authority, Client};
 use crate::support::client::{Answer, Lease};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{eventually, masters};
+use crate::support::harness::{eventually, free_port, masters};
 use crate::support::http2::{
     END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, Http2, answered, block, event_headers, frame,
     get, reset_of,
 };
+use crate::support::proxy::Proxy;
 
 /// A gateway with HTTPS, and a client that trusts it.
 pub(super) struct Stage {
@@ -672,4 +673,40 @@ async fn a_slow_body_is_answered_and_its_connection_goes_on() {
     let took = began.elapsed();
     assert!(took > Duration::from_secs(9) && took < Duration::from_secs(15), "{took:?}");
     assert_eq!(connection.get("/livez").await.status, 200);
+}
+
+/// HAProxy adds entries to the header table, and never refers to them.
+#[tokio::test]
+async fn haproxy_reaches_the_gateway_over_http2() {
+    let stage = Stage::start().await;
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+    let text = format!(
+        "defaults
+             mode http
+             timeout connect 5s
+             timeout client 60s
+             timeout server 60s
+         listen gateway
+             bind {address}
+             server one {} ssl verify none alpn h2
+",
+        stage.address()
+    );
+    let proxy = Proxy::haproxy(&stage.gateway, address, &text).await;
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..20 {
+        let calls: Vec<_> = (0..20)
+            .map(|lock| {
+                let path = format!("/locks/{client}-{lock}");
+                proxy.call(&stage.gateway, Method::POST, &path).header("x-note", "a longer text")
+            })
+            .collect();
+        clients.spawn(async move {
+            for call in calls {
+                assert_eq!(call.send().await.status, 201);
+            }
+        });
+    }
+    clients.join_all().await;
+    stage.metric_is("redlock_http2_floods_total", 0.0).await;
 }

@@ -346,6 +346,67 @@ async fn a_long_head_ends_its_connection_but_not_that_of_a_proxy() {
     assert_eq!(answered, [1, 3], "both requests are answered");
 }
 
+/// The head of a request whose first field, `x`, is added to the header table (RFC 7541, section
+/// 6.2.1). The rest of the head has `length` bytes more than usual.
+fn adding_an_entry(stream: u32, length: usize) -> Vec<u8> {
+    let mut fields = get("/livez");
+    let entry = fields.len();
+    fields.extend(block(&[("x", "y")]));
+    fields[entry] = 0x40;
+    if length > 0 {
+        fields.extend(block(&[("z", &"z".repeat(length))]));
+    }
+    frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields)
+}
+
+/// The library keeps an entry as a part of the bytes in which it came.
+#[tokio::test]
+async fn entries_of_a_header_table_are_not_kept() {
+    let stage = Stage::start().await;
+    let bystander = Bystander::begin(&stage).await;
+    let acknowledgement = frame(SETTINGS, 1, 0, &[]);
+    let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+    let (_, _, settings) = frames.next_of(SETTINGS).await.expect("the gateway's settings");
+    assert!(settings.chunks(6).any(|setting| setting == [0, 1, 0, 0, 0, 0]), "{settings:?}");
+    // The client has not acknowledged the settings, so it need not know them.
+    frames.write(&adding_an_entry(1, 0)).await.expect("sent");
+    let (_, stream, _) = frames.next_of(HEADERS).await.expect("an answer");
+    assert_eq!(stream, 1);
+    // Then it knows that the size is 0. Some clients say so. Others, such as HAProxy, add entries
+    // all the same, and never refer to them.
+    let fields = [&[0x20], &get("/livez")[..]].concat();
+    let emptied = frame(HEADERS, END_HEADERS | END_STREAM, 3, &fields);
+    for first in [emptied, adding_an_entry(3, 0)] {
+        let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+        frames.next_of(SETTINGS).await.expect("the gateway's settings");
+        frames.write(&adding_an_entry(1, 0)).await.expect("sent");
+        frames.next_of(HEADERS).await.expect("an answer");
+        frames.write(&[acknowledgement.clone(), first].concat()).await.expect("sent");
+        frames.next_of(HEADERS).await.expect("an answer");
+        for stream in (5..101).step_by(2) {
+            frames.write(&adding_an_entry(stream, 12_000)).await.expect("sent");
+            frames.next_of(HEADERS).await.expect("an answer");
+        }
+        // No entry was kept.
+        let fields = [&get("/livez")[..], &[0xbe]].concat();
+        let refers = frame(HEADERS, END_HEADERS | END_STREAM, 101, &fields);
+        frames.write(&refers).await.expect("sent");
+        assert_eq!(frames.goaway().await, Some(1), "PROTOCOL_ERROR");
+    }
+    stage.metric_is("redlock_http2_floods_total", 0.0).await;
+
+    // The client never acknowledges.
+    let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+    for stream in [1, 3] {
+        frames.write(&adding_an_entry(stream, 12_000)).await.expect("sent");
+        frames.next_of(HEADERS).await.expect("an answer");
+    }
+    frames.write(&adding_an_entry(5, 12_000)).await.expect("sent");
+    assert_eq!(frames.goaway().await, Some(1), "PROTOCOL_ERROR");
+    stage.metric_is("redlock_http2_floods_total", 1.0).await;
+    bystander.end(&stage, "entries of a header table").await;
+}
+
 /// One entry of the table, which many fields of one byte name.
 #[tokio::test]
 async fn an_hpack_bomb_is_refused() {

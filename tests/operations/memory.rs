@@ -189,9 +189,15 @@ async fn partial_heads_over_tls_stay_within_their_stated_memory() {
 /// Opens connections, sends these bytes and a partial TLS record on each, and compares the memory
 /// with the estimate. Returns how many connections the gateway has closed.
 async fn hold_over_http2(what: &str, head: &[u8]) -> usize {
+    hold_requests_over_http2(what, head, 1).await
+}
+
+/// The same for a head that begins so many requests. Each needs a slot.
+async fn hold_requests_over_http2(what: &str, head: &[u8], requests: usize) -> usize {
     let count = connections().min(4_000);
     let (launch, client, _authority) = over_tls(launch(count));
-    let gateway = launch.clone().start().await;
+    let slots = (count * requests).to_string();
+    let gateway = launch.clone().flag("--max-connections", &slots).start().await;
     let client = client.speaking_http2();
     let before = resident(&gateway).await;
     let mut streams = Vec::new();
@@ -264,6 +270,26 @@ async fn endless_http2_fields_stay_within_their_stated_memory() {
     let head = http2(&[short_fields(), more.repeat(5), more[..FRAME].to_vec()]);
     let closed = hold_over_http2("heads with an endless field", &head).await;
     assert!(closed > 0, "the gateway closes the connections");
+}
+
+/// Each request adds an entry to the header table, and the library keeps it as a part of the bytes
+/// in which it came. The client does not acknowledge the gateway's settings.
+#[tokio::test]
+async fn header_table_entries_stay_within_their_stated_memory() {
+    let requests = [1, 3, 5].map(|stream| {
+        // `:path` is added to the table (RFC 7541, section 6.2.1).
+        let mut fields = block(&[(":path", "/livez")]);
+        fields[0] = 0x40;
+        let rest = [(":method", "GET"), (":scheme", "https"), (":authority", "localhost")];
+        fields.extend(block(&rest));
+        fields.extend(block(&[("z", &"z".repeat(7_500))]));
+        frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields)
+    });
+    let mut last = large_http2_head();
+    last[8] = 7;
+    let head = http2(&[requests.concat(), last]);
+    let closed = hold_requests_over_http2("header tables with entries", &head, 3).await;
+    assert_eq!(closed, 0, "none is closed");
 }
 
 /// The whole head of a request whose body does not come. It has `more` fields beyond the usual six.

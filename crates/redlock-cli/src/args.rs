@@ -23,8 +23,9 @@ Waiting:
   most 10 minutes, and `--wait 0` tries once. The gateway serves those who
   wait by --priority, then in the order of their arrival, and `run` shows its
   place in that line.
-  With `--queue newest`, only the newest of these runs waits at a gateway. An
-  older one ends at once with the exit code of a held lock.
+  With `--queue newest`, only the newest of these runs waits. An older one ends
+  with the exit code of a held lock: at once at the same gateway, and usually
+  within a second at another one.
   Without --wait, `run` ends at once if no gateway can be reached when it
   begins; `--wait forever` asks again until one answers.
   `acquire` tries once, unless --wait says how long to wait.
@@ -449,7 +450,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["slots", "queue"])]
     pub(crate) also: Vec<String>,
 
-    /// Which runs wait for the lock at the same time at one gateway. With `newest`, a newer run
+    /// Which runs wait for the lock at the same time. With `newest`, a newer run
     /// with `newest` supersedes this one while it waits
     #[arg(long, value_enum, default_value_t = Queue::All)]
     pub(crate) queue: Queue,

@@ -1,8 +1,7 @@
 //! Derives the limits of the process from its memory budget and the system's file descriptors.
 //!
 //! The costs are resident memory of the process, measured at their worst with the release's
-//! allocator (`tests/operations/memory.rs`). Two costs come on top. The header table of an HTTP/2
-//! connection may keep whole request heads (`docs/security.md`). The kernel has socket buffers, and
+//! allocator (`tests/operations/memory.rs`). On top come the kernel's socket buffers. The kernel
 //! limits their memory itself (`tcp_mem`).
 
 use bytesize::ByteSize;
@@ -25,7 +24,7 @@ const CONNECTION_BYTES: u64 = 34 * KIB;
 const TLS_CONNECTION_BYTES: u64 = 68 * KIB;
 /// Bytes of a TLS connection on which the client may choose HTTP/2. In the worst case it has a
 /// request with 100 fields whose body has not come, the library's buffer for a frame of 16 KiB, and
-/// an almost complete TLS record.
+/// an almost complete TLS record. A client that fills its header table takes less.
 const HTTP2_CONNECTION_BYTES: u64 = 104 * KIB;
 /// Bytes of a request in flight, beyond its connection.
 const REQUEST_BYTES: u64 = 16 * KIB;

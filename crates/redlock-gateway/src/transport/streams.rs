@@ -9,7 +9,7 @@
 //! | many streams without a slot | few refusals at a time, then REFUSED_STREAM (`connections`) |
 //! | large or endless request heads | the limit of HTTP/1.1; `frames` passes on whole heads only |
 //! | many short fields | the limit of HTTP/1.1 (`connection`) |
-//! | a header table whose entries keep whole request heads | none yet, see `docs/security.md` |
+//! | a header table whose entries keep whole request heads | a table without entries; `frames` enforces it |
 //! | unread or tiny bodies | the windows; `h2` also counts tiny DATA frames |
 //! | resets by the client, or provoked by it | [`RESETS`], refilled slowly |
 //! | a client that never opens the window of an answer | [`STALLED`], then that stream is reset |
@@ -82,6 +82,8 @@ pub(crate) fn bound<E: Clone>(http2: &mut http2::Builder<E>) {
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(capacity::HEAD as u32)
+        // Entries would keep whole request heads. `frames` enforces this size.
+        .header_table_size(0)
         .max_send_buf_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(PENDING_RESETS)
         .max_local_error_reset_streams(ERROR_RESETS)

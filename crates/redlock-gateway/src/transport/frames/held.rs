@@ -1,5 +1,7 @@
 //! Bytes of a client that its reader must not see yet.
 
+use std::ops::Range;
+
 use tokio::io::ReadBuf;
 
 #[derive(Default)]
@@ -25,6 +27,18 @@ impl Held {
         self.bytes.reserve_exact(bytes.len() + missing);
         self.bytes.extend_from_slice(bytes);
         self.ready = length - unfinished;
+    }
+
+    /// Replaces a range of bytes that the reader may see and has not seen.
+    pub(super) fn replace(&mut self, range: Range<usize>, by: impl FnOnce(&[u8]) -> Vec<u8>) {
+        let bytes = by(&self.bytes[range.clone()]);
+        self.ready = self.ready - range.len() + bytes.len();
+        self.bytes.splice(range, bytes);
+    }
+
+    /// How many bytes there are in all, and how many the reader may see.
+    pub(super) fn lengths(&self) -> (usize, usize) {
+        (self.bytes.len(), self.ready)
     }
 
     /// How many bytes the reader must not see yet.

@@ -1,15 +1,24 @@
 //! Finds the frames and the header blocks in the bytes of an HTTP/2 client.
 
+use super::fields::FieldScanner;
 use crate::overload::capacity;
 
 /// The bytes before the first frame of a client (RFC 9113, section 3.4).
 const PREFACE: u64 = 24;
-const HEAD: usize = 9;
+pub(super) const HEAD: usize = 9;
 const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
 const PUSH_PROMISE: u8 = 5;
 pub(super) const CONTINUATION: u8 = 9;
+/// The flags of a SETTINGS frame that acknowledges ours, and of a frame with fields.
+const ACK: u8 = 1;
 pub(super) const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
+const PRIORITY: u8 = 0x20;
+/// Bytes of a HEADERS frame with the flag PRIORITY, and of a PUSH_PROMISE, before the fields.
+const PRIORITY_BYTES: u32 = 5;
+const PROMISED_BYTES: u32 = 4;
 /// Longest header block: the bytes of all its frames, with their heads. The library limits a
 /// request head to [`capacity::HEAD`]. For each field it counts the name, the value, and 32 bytes
 /// more (RFC 9113, section 6.5.2). So the encoded fields are shorter than the limit. The 1,024
@@ -21,6 +30,19 @@ pub(super) const MAX_BLOCK: usize = capacity::HEAD + 1024;
 /// 32 KiB on, it ends the connection.
 pub(super) const MAX_BLOCK_OF_PROXY: usize = 64 * 1024;
 
+/// Bytes that the library may keep because of entries of the header table. It keeps an entry as a
+/// part of the buffer in which the bytes arrived. A client may add entries until it has
+/// acknowledged our settings, which takes one round trip. Most clients send one request before.
+const KEPT_BYTES: u64 = 24 * 1024;
+/// The same for a trusted proxy, whose connections are few, and which may begin with many requests.
+const KEPT_BYTES_OF_PROXY: u64 = 256 * 1024;
+/// Longest payload of a frame.
+const MAX_FRAME: usize = 16 * 1024;
+/// A field that sets the size of the header table to 0 (RFC 7541, section 6.3).
+const EMPTY_TABLE: u8 = 0x20;
+/// Largest buffer of the library: a frame and its head.
+const BUFFER: u64 = (MAX_FRAME + HEAD) as u64;
+
 /// Why a header block cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BlockError {
@@ -28,6 +50,12 @@ pub(super) enum BlockError {
     TooLong,
     #[error("the client sent another frame within a header block")]
     Interrupted,
+    #[error("the client sent a number that is too long")]
+    LongNumber,
+    #[error("the client added entries to its header table, and has not acknowledged its size")]
+    Entry,
+    #[error("the client sent more padding than the frame has bytes")]
+    Padding,
 }
 
 /// What some bytes contain.
@@ -38,6 +66,32 @@ pub(super) struct Parsed {
     /// How many bytes at the end wait for more bytes. They begin a header block, or the head of a
     /// frame, whose end has not arrived.
     pub(super) unfinished: usize,
+    /// The first block after the client has acknowledged our settings, if it ends in these bytes.
+    pub(super) first_block: Option<FirstBlock>,
+}
+
+/// The first frame of the first block after the client has acknowledged our settings. It must be
+/// replaced, see [`emptying_table`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FirstBlock {
+    /// Where the frame begins. `None` if it began in earlier bytes.
+    pub(super) at: Option<usize>,
+    pub(super) bytes: usize,
+}
+
+/// The header table of the client's fields. The library allows 4,096 bytes until the client has
+/// acknowledged a size of 0. It then still keeps the table until the client sets the size, and some
+/// clients never do. So we set it at the beginning of their next block. A client that has
+/// acknowledged a size of 0 no longer refers to entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HeaderTable {
+    Open,
+    /// The client has acknowledged a size of 0.
+    Acknowledged,
+    /// We set the size in the block that has begun.
+    Emptying(FirstBlock),
+    /// The size is 0, and no entry is kept.
+    Empty,
 }
 
 pub(super) struct Parser {
@@ -47,6 +101,26 @@ pub(super) struct Parser {
     filled: usize,
     block: Option<Block>,
     max_block: usize,
+    /// The fields of the frame that is being skipped, and of its block.
+    fields: Fields,
+    scanner: FieldScanner,
+    table: HeaderTable,
+    max_kept: u64,
+    /// Bytes that the library keeps because of entries of the header table.
+    kept: u64,
+    /// Bytes since the last entry.
+    since_entry: u64,
+}
+
+/// Where the fields are in the rest of a frame.
+#[derive(Clone, Copy, Default)]
+struct Fields {
+    /// Whether the next byte is the length of the padding.
+    is_padded: bool,
+    /// Bytes before the fields.
+    before: u32,
+    /// Bytes of fields, and the padding if its length is not known yet.
+    bytes: u32,
 }
 
 /// A header block that has begun.
@@ -60,8 +134,23 @@ struct Block {
 
 impl Parser {
     pub(super) fn new(is_of_proxy: bool) -> Self {
-        let max_block = if is_of_proxy { MAX_BLOCK_OF_PROXY } else { MAX_BLOCK };
-        Self { skip: PREFACE, head: [0; HEAD], filled: 0, block: None, max_block }
+        let (max_block, max_kept) = match is_of_proxy {
+            true => (MAX_BLOCK_OF_PROXY, KEPT_BYTES_OF_PROXY),
+            false => (MAX_BLOCK, KEPT_BYTES),
+        };
+        Self {
+            skip: PREFACE,
+            head: [0; HEAD],
+            filled: 0,
+            block: None,
+            max_block,
+            fields: Fields::default(),
+            scanner: FieldScanner::default(),
+            kept: 0,
+            since_entry: 0,
+            table: HeaderTable::Open,
+            max_kept,
+        }
     }
 
     pub(super) fn read(&mut self, bytes: &[u8]) -> Result<Parsed, BlockError> {
@@ -69,27 +158,39 @@ impl Parser {
         let mut at = 0;
         // Where the unfinished block begins in `bytes`; 0 if it began in earlier bytes.
         let mut block_at = 0;
+        let mut first_block = None;
+        if let HeaderTable::Emptying(block) = &mut self.table {
+            block.at = None;
+        }
         loop {
             let skipped = self.skip.min((bytes.len() - at) as u64);
             self.skip -= skipped;
+            self.since_entry += skipped;
+            self.scan(&bytes[at..at + skipped as usize])?;
             at += skipped as usize;
             if self.skip == 0 && self.block.is_some_and(|block| block.is_last) {
                 self.block = None;
+                if let HeaderTable::Emptying(block) = self.table {
+                    first_block = Some(block);
+                    self.table = HeaderTable::Empty;
+                }
             }
             if at == bytes.len() {
                 let unfinished = if self.block.is_some() { bytes.len() - block_at } else { 0 };
-                return Ok(Parsed { count, unfinished });
+                return Ok(Parsed { count, unfinished, first_block });
             }
             let head_at = at;
+            let is_cut = self.filled > 0;
             let taken = (bytes.len() - at).min(HEAD - self.filled);
             self.head[self.filled..self.filled + taken].copy_from_slice(&bytes[at..at + taken]);
             self.filled += taken;
             at += taken;
             if self.filled < HEAD {
                 let begin = if self.block.is_some() { block_at } else { head_at };
-                return Ok(Parsed { count, unfinished: bytes.len() - begin });
+                return Ok(Parsed { count, unfinished: bytes.len() - begin, first_block });
             }
             self.filled = 0;
+            self.since_entry += HEAD as u64;
             let [high, middle, low, kind, flags, ..] = self.head;
             let length = u32::from_be_bytes([0, high, middle, low]);
             self.skip = u64::from(length);
@@ -97,8 +198,43 @@ impl Parser {
             if self.block.is_none() {
                 block_at = head_at;
             }
+            if self.block.is_none() {
+                self.scanner.begin();
+                if kind == HEADERS && self.table == HeaderTable::Acknowledged {
+                    let at = (!is_cut).then_some(head_at);
+                    let block = FirstBlock { at, bytes: HEAD + length as usize };
+                    self.table = HeaderTable::Emptying(block);
+                }
+            }
             self.block = self.block(kind, flags, HEAD + length as usize)?;
+            self.fields = Fields::of(kind, flags, length)?;
+            if kind == SETTINGS && flags & ACK != 0 && self.table == HeaderTable::Open {
+                self.table = HeaderTable::Acknowledged;
+            }
         }
+    }
+
+    /// Looks for entries of the header table in a part of a frame.
+    fn scan(&mut self, mut part: &[u8]) -> Result<(), BlockError> {
+        let fields = &mut self.fields;
+        if fields.is_padded
+            && let Some((padding, rest)) = part.split_first()
+        {
+            let bytes = fields.bytes.checked_sub(u32::from(*padding)).ok_or(BlockError::Padding)?;
+            *fields = Fields { is_padded: false, bytes, ..*fields };
+            part = rest;
+        }
+        let before = part.len().min(fields.before as usize);
+        fields.before -= before as u32;
+        part = &part[before..];
+        let read = part.len().min(fields.bytes as usize);
+        fields.bytes -= read as u32;
+        let kept = self.kept + self.since_entry.min(BUFFER);
+        let is_open = self.table == HeaderTable::Open;
+        if is_open && self.scanner.read(&part[..read], kept <= self.max_kept)? {
+            (self.kept, self.since_entry) = (kept, 0);
+        }
+        Ok(())
     }
 
     /// Bytes of all frames of the unfinished header block whose heads have arrived.
@@ -121,16 +257,57 @@ impl Parser {
     }
 }
 
+/// The same HEADERS frame with a field in front that sets the size of the header table to 0. If one
+/// frame has no room for it, these are two frames.
+pub(super) fn emptying_table(frame: &[u8]) -> Vec<u8> {
+    let (head, mut payload) = frame.split_at(HEAD);
+    let (flags, stream) = (head[4], &head[5..]);
+    if flags & PADDED != 0 {
+        payload = &payload[1..payload.len() - usize::from(payload[0])];
+    }
+    let before = if flags & PRIORITY != 0 { PRIORITY_BYTES as usize } else { 0 };
+    let payload = [&payload[..before], &[EMPTY_TABLE], &payload[before..]].concat();
+    let flags = flags & !PADDED;
+    let frame = |kind, flags, payload: &[u8]| {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags], stream, payload].concat()
+    };
+    match payload.split_at_checked(MAX_FRAME) {
+        Some((first, rest)) if !rest.is_empty() => {
+            let first = frame(HEADERS, flags & !END_HEADERS, first);
+            [first, frame(CONTINUATION, flags & END_HEADERS, rest)].concat()
+        }
+        _ => frame(HEADERS, flags, &payload),
+    }
+}
+
+impl Fields {
+    /// The fields of a frame with this head.
+    fn of(kind: u8, flags: u8, length: u32) -> Result<Self, BlockError> {
+        let (may_be_padded, before) = match kind {
+            HEADERS if flags & PRIORITY != 0 => (true, PRIORITY_BYTES),
+            HEADERS => (true, 0),
+            PUSH_PROMISE => (true, PROMISED_BYTES),
+            CONTINUATION => (false, 0),
+            _ => return Ok(Self::default()),
+        };
+        let is_padded = may_be_padded && flags & PADDED != 0;
+        let other = before + u32::from(is_padded);
+        // A frame that is too short for its flags is an error, and the library ends the connection.
+        let bytes = length.checked_sub(other).ok_or(BlockError::Padding)?;
+        Ok(Self { is_padded, before, bytes })
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
 
-    const SETTINGS: u8 = 4;
     const PING: u8 = 6;
 
     pub(in super::super) fn frame(kind: u8, flags: u8, length: usize) -> Vec<u8> {
         let head = [&(length as u32).to_be_bytes()[1..], &[kind, flags, 0, 0, 0, 1]].concat();
-        [head, vec![0xff; length]].concat()
+        [head, vec![0x82; length]].concat()
     }
 
     /// The preface and these frames.
@@ -170,6 +347,106 @@ pub(super) mod tests {
         ] {
             let parsed = Parser::new(false).read(&connection(&frames)).expect("no error");
             assert_eq!(parsed.unfinished, unfinished, "{name}");
+        }
+    }
+
+    /// A frame with this payload.
+    fn with_payload(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = frame(kind, flags, payload.len());
+        bytes.truncate(HEAD);
+        [bytes.as_slice(), payload].concat()
+    }
+
+    #[test]
+    fn entries_are_found_in_every_frame_of_a_block_and_nowhere_else() {
+        const ENTRY: u8 = 0x41;
+        let priority = [ENTRY; 5];
+        let padding = [ENTRY; 3];
+        for (name, frames, is_found) in [
+            ("a field", vec![with_payload(HEADERS, END_HEADERS, &[ENTRY, 1, b'x'])], true),
+            (
+                "a field in the second frame",
+                vec![
+                    frame(HEADERS, 0, 9),
+                    with_payload(CONTINUATION, END_HEADERS, &[ENTRY, 1, b'x']),
+                ],
+                true,
+            ),
+            ("a field of another frame", vec![with_payload(DATA, 0, &[ENTRY; 9])], false),
+            (
+                "padding and priority",
+                vec![with_payload(
+                    HEADERS,
+                    END_HEADERS | PADDED | PRIORITY,
+                    &[&[3], &priority[..], &[0x82], &padding].concat(),
+                )],
+                false,
+            ),
+            (
+                "a field between padding and priority",
+                vec![with_payload(
+                    HEADERS,
+                    END_HEADERS | PADDED | PRIORITY,
+                    &[&[3], &priority[..], &[ENTRY, 0], &padding].concat(),
+                )],
+                true,
+            ),
+            (
+                "the text of a field in two frames",
+                vec![
+                    with_payload(HEADERS, 0, &[0x01, 3]),
+                    with_payload(CONTINUATION, END_HEADERS, &[ENTRY; 3]),
+                ],
+                false,
+            ),
+        ] {
+            let found = if is_found { Some(BlockError::Entry) } else { None };
+            // The client has added an entry before, and again sends a long frame.
+            let entry = with_payload(HEADERS, END_HEADERS, &[ENTRY, 1, b'x']);
+            let long = frame(DATA, 0, BUFFER as usize);
+            let bytes = connection(&[vec![long.clone(), entry, long], frames.clone()].concat());
+            for length in [1, 2, 11, bytes.len()] {
+                let mut parser = Parser::new(false);
+                let read = bytes.chunks(length).try_for_each(|chunk| parser.read(chunk).map(drop));
+                assert_eq!(read.err(), found, "{name}, in chunks of {length}");
+            }
+            assert_eq!(Parser::new(true).read(&bytes).err(), None, "{name}, of a proxy");
+            let first = Parser::new(false).read(&connection(&frames));
+            assert_eq!(first.err(), None, "{name}, in the first bytes");
+            let known = connection(&[vec![frame(SETTINGS, ACK, 0), bytes[24..].to_vec()]].concat());
+            assert_eq!(Parser::new(false).read(&known).err(), None, "{name}, to an empty table");
+        }
+    }
+
+    #[test]
+    fn a_frame_that_empties_the_table_has_all_fields() {
+        let fields = [0x82, 0x84];
+        let priority = [1, 2, 3, 4, 5];
+        let emptied = [EMPTY_TABLE, 0x82, 0x84];
+        let padded = [&[2], &priority[..], &fields, &[0, 0]].concat();
+        for (flags, payload, wanted) in [
+            (END_HEADERS, fields.to_vec(), emptied.to_vec()),
+            (0, vec![], vec![EMPTY_TABLE]),
+            (END_HEADERS | PADDED, vec![2, 0x82, 0x84, 0, 0], emptied.to_vec()),
+            (END_HEADERS | PADDED | PRIORITY, padded, [&priority[..], &emptied].concat()),
+        ] {
+            let wanted = with_payload(HEADERS, flags & !PADDED, &wanted);
+            assert_eq!(emptying_table(&with_payload(HEADERS, flags, &payload)), wanted);
+        }
+        for flags in [0, END_HEADERS] {
+            let full = with_payload(HEADERS, flags, &[0x82; MAX_FRAME]);
+            let first = [&[EMPTY_TABLE], [0x82; MAX_FRAME - 1].as_slice()].concat();
+            let wanted =
+                [with_payload(HEADERS, 0, &first), with_payload(CONTINUATION, flags, &[0x82])];
+            assert!(emptying_table(&full) == wanted.concat(), "with the flags {flags}");
+        }
+    }
+
+    #[test]
+    fn padding_that_is_longer_than_its_frame_is_refused() {
+        for payload in [&[][..], &[3, 0, 0], &[0, 1, 2, 3, 4]] {
+            let bytes = connection(&[with_payload(HEADERS, PADDED | PRIORITY, payload)]);
+            assert_eq!(Parser::new(false).read(&bytes).err(), Some(BlockError::Padding));
         }
     }
 

@@ -1,0 +1,212 @@
+//! Finds the fields of a header block that add an entry to the header table (HPACK, RFC 7541,
+//! section 6).
+//!
+//! The scanner walks over the fields and decodes none. It reads the block in pieces of any length.
+
+use super::parser::BlockError;
+
+/// The library reads no longer number than this, in bytes after the first.
+const LONGEST_NUMBER: u32 = 4;
+
+pub(super) struct FieldScanner {
+    expected: Expected,
+}
+
+/// What the next byte is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expected {
+    /// The first byte of a field.
+    Field,
+    /// A further byte of a number.
+    Number { value: u32, bytes: u32, then: Then },
+    /// The first byte of the length of a string. So many strings follow it.
+    Length { more: u8 },
+    /// A byte of a string. So many strings follow it.
+    Text { left: u32, more: u8 },
+}
+
+/// What follows a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Field,
+    /// The name, if the number is 0, and the value.
+    Strings,
+    /// A string of this length.
+    Text {
+        more: u8,
+    },
+}
+
+impl Default for FieldScanner {
+    fn default() -> Self {
+        Self { expected: Expected::Field }
+    }
+}
+
+impl FieldScanner {
+    /// A new block begins.
+    pub(super) fn begin(&mut self) {
+        self.expected = Expected::Field;
+    }
+
+    /// Reads a piece of the block. Returns whether a field in it adds an entry.
+    ///
+    /// # Errors
+    /// A field adds an entry, and `may_add` is false.
+    pub(super) fn read(&mut self, mut piece: &[u8], may_add: bool) -> Result<bool, BlockError> {
+        let mut adds = false;
+        while let Some((first, rest)) = piece.split_first() {
+            if let Expected::Text { left, more } = self.expected {
+                let taken = (left as usize).min(piece.len());
+                piece = &piece[taken..];
+                self.text(left - taken as u32, more);
+                continue;
+            }
+            piece = rest;
+            match self.expected {
+                Expected::Field => adds |= self.field(*first, may_add)?,
+                Expected::Length { more } => self.number(*first, 7, Then::Text { more }),
+                Expected::Number { bytes: LONGEST_NUMBER, .. } => {
+                    return Err(BlockError::LongNumber);
+                }
+                Expected::Number { value, bytes, then } => {
+                    let value = value + (u32::from(first & 0x7f) << (7 * bytes));
+                    if first & 0x80 == 0 {
+                        self.after(value, then);
+                    } else {
+                        self.expected = Expected::Number { value, bytes: bytes + 1, then };
+                    }
+                }
+                Expected::Text { .. } => unreachable!("read above"),
+            }
+        }
+        Ok(adds)
+    }
+
+    /// Returns whether the field adds an entry.
+    fn field(&mut self, first: u8, may_add: bool) -> Result<bool, BlockError> {
+        match first {
+            0x80.. => self.number(first, 7, Then::Field),
+            0x40.. if may_add => {
+                self.number(first, 6, Then::Strings);
+                return Ok(true);
+            }
+            0x40.. => return Err(BlockError::Entry),
+            0x20.. => self.number(first, 5, Then::Field),
+            _ => self.number(first, 4, Then::Strings),
+        }
+        Ok(false)
+    }
+
+    /// A number whose first byte has so many bits of it.
+    fn number(&mut self, first: u8, bits: u32, then: Then) {
+        let most = (1 << bits) - 1;
+        let value = u32::from(first) & most;
+        if value == most {
+            self.expected = Expected::Number { value, bytes: 0, then };
+        } else {
+            self.after(value, then);
+        }
+    }
+
+    fn after(&mut self, number: u32, then: Then) {
+        match then {
+            Then::Field => self.expected = Expected::Field,
+            Then::Strings => self.expected = Expected::Length { more: u8::from(number == 0) },
+            Then::Text { more } => self.text(number, more),
+        }
+    }
+
+    fn text(&mut self, left: u32, more: u8) {
+        self.expected = match (left, more) {
+            (0, 0) => Expected::Field,
+            (0, _) => Expected::Length { more: more - 1 },
+            _ => Expected::Text { left, more },
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A number whose first byte has so many bits of it.
+    fn number(first: u8, bits: u32, value: u32) -> Vec<u8> {
+        let most = (1 << bits) - 1;
+        let Some(mut left) = value.checked_sub(most) else { return vec![first | value as u8] };
+        let mut bytes = vec![first | most as u8];
+        while left >= 0x80 {
+            bytes.push(left as u8 | 0x80);
+            left >>= 7;
+        }
+        bytes.push(left as u8);
+        bytes
+    }
+
+    fn string(is_huffman: bool, length: u32) -> Vec<u8> {
+        let mut bytes = number(u8::from(is_huffman) << 7, 7, length);
+        // Text that looks like fields that add entries.
+        bytes.resize(bytes.len() + length as usize, 0x40);
+        bytes
+    }
+
+    /// A field, and whether it adds an entry.
+    fn field() -> impl Strategy<Value = (Vec<u8>, bool)> {
+        let literal = (0..3usize, 0..200u32, 0..300u32, 0..20_000u32, any::<bool>());
+        let literal = literal.prop_map(|(kind, name, length, value, is_huffman)| {
+            let (first, bits) = [(0x40, 6), (0x10, 4), (0, 4)][kind];
+            let index = if name < 100 { 0 } else { name };
+            let mut bytes = number(first, bits, index);
+            if index == 0 {
+                bytes.extend(string(is_huffman, length));
+            }
+            bytes.extend(string(is_huffman, value));
+            (bytes, kind == 0)
+        });
+        let indexed = (1..5_000u32).prop_map(|index| (number(0x80, 7, index), false));
+        prop_oneof![indexed, literal]
+    }
+
+    /// Returns whether a field adds an entry.
+    fn read(pieces: &[Vec<u8>], at_once: usize, may_add: bool) -> Result<bool, BlockError> {
+        let mut scanner = FieldScanner::default();
+        scanner.begin();
+        let mut adds = false;
+        for piece in pieces.concat().chunks(at_once) {
+            adds |= scanner.read(piece, may_add)?;
+        }
+        Ok(adds)
+    }
+
+    proptest! {
+        #[test]
+        fn a_block_is_refused_exactly_if_a_field_adds_an_entry(
+            fields in proptest::collection::vec(field(), 0..20),
+            at_once in 1..40usize,
+        ) {
+            let adds = fields.iter().any(|(_, adds)| *adds);
+            let mut pieces: Vec<_> = fields.into_iter().map(|(bytes, _)| bytes).collect();
+            pieces.insert(0, number(0x20, 5, 4_096));
+            prop_assert_eq!(read(&pieces, at_once, true), Ok(adds));
+            let refused = if adds { Err(BlockError::Entry) } else { Ok(false) };
+            prop_assert_eq!(read(&pieces, at_once, false), refused);
+        }
+
+        #[test]
+        fn random_bytes_do_not_panic_the_scanner(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            at_once in 1..40usize,
+        ) {
+            let _ = read(&[bytes], at_once, true);
+        }
+    }
+
+    #[test]
+    fn numbers_that_the_library_refuses_are_refused() {
+        let longest = [0x0f, 0xff, 0xff, 0xff, 0x7f];
+        assert_eq!(read(&[longest.to_vec()], 1, true), Ok(false));
+        let longer = [0x0f, 0xff, 0xff, 0xff, 0xff, 0];
+        assert_eq!(read(&[longer.to_vec()], 1, true), Err(BlockError::LongNumber));
+    }
+}
