@@ -122,7 +122,7 @@ async fn a_waiter_that_leaves_during_a_handoff_publishes_a_hint() {
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 
-/// Waits until superseded or granted, as a request of the kind of which only the newest waits.
+/// Starts a request with `QueueMode::Newest`, and returns when it waits.
 async fn newest(
     locks: &Redlock,
     lock: &LockName,
@@ -142,7 +142,7 @@ async fn newest(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_newer_waiter_at_another_gateway_supersedes_an_older_one_at_once() {
+async fn a_newer_waiter_at_another_gateway_supersedes_at_once() {
     let cluster = Cluster::start(5).await;
     let gateways = [cluster.redlock(), another(&cluster).await, another(&cluster).await];
     let lock = name("deploy");
@@ -169,7 +169,7 @@ async fn a_newer_waiter_at_another_gateway_supersedes_an_older_one_at_once() {
     }
 }
 
-/// A waiter that arrives in an hour would supersede everybody until then.
+/// An arrival in an hour would supersede all waiters that arrive before that time.
 #[tokio::test]
 async fn forged_arrivals_in_the_future_supersede_nobody() {
     let cluster = Cluster::start(3).await;

@@ -248,7 +248,7 @@ impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
         match kind {
             HintKind::Waiting { seconds, newest } => {
                 self.fairness.wait_for(&lock, now, seconds);
-                // A waiter that arrives in the future would supersede everybody until then.
+                // An arrival in the future would supersede all waiters that arrive before that time.
                 if let Some(newest) = newest.filter(|newest| is_credible(newest.arrival)) {
                     self.queues.supersede_older_than(&lock, newest, now);
                 }

@@ -1,9 +1,9 @@
-//! A set whose first request gives it up while a repetition of that request confirms it.
+//! A first request undoes its grant of a set while a repeated request confirms that grant.
 //!
 //! Three nodes may store a set of two names. The first request undoes its grant with one message to
 //! each node, which is about both names. The repetition extends each name by itself, with two
-//! messages to each node. The undo may arrive between the two. A node spares a name that the
-//! repetition has extended.
+//! messages to each node. The undo may arrive between the two. With the
+//! rule `confirmed_set_is_spared`, a node that has extended one of the names then spares both.
 //!
 //! The repetition counts the votes of each name. It releases every name that it has lost, and
 //! leaves the others alone: in general a client may still hold them.
@@ -41,7 +41,7 @@ enum Copy {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct State {
     nodes: [[Copy; NAMES]; NODES],
-    /// The nodes that the undo is under way to.
+    /// Whether the undo to each node is under way.
     undo: [bool; NODES],
     /// Whether each node extended each name; `None` while that message is under way.
     votes: [[Option<bool>; NAMES]; NODES],
@@ -55,7 +55,7 @@ pub enum Action {
     Undo {
         node: usize,
     },
-    /// The next extension arrives at a node. Those of one node arrive in their order.
+    /// The next extension arrives at a node. Extensions to one node arrive in the order of the names.
     Extension {
         node: usize,
     },

@@ -5,8 +5,8 @@
 //!
 //! - *Waiting*: somebody waits for this lock at the gateway that sends the hint. The master
 //!   publishes the hint when it refuses the waiter's acquire, at first and at every poll. If the
-//!   gateway polls slowly, the hint also says for how many seconds it is valid. If a waiter there
-//!   supersedes older ones of its kind, the hint says which.
+//!   gateway polls slowly, the hint also says for how many seconds it is valid. If waiters there
+//!   have [`QueueMode::Newest`](crate::QueueMode), the hint names the newest of them.
 //! - *Released*: this lock was released. The master publishes the hint when it runs the release.
 //!   The releasing gateway adds the hint only if it has received a *waiting* hint from another
 //!   gateway.
@@ -32,7 +32,7 @@ pub(crate) fn channel(prefix: &str, database: Option<u8>) -> String {
 /// | --- | --- | --- |
 /// | `w` | waiting | |
 /// | `l` | waiting | seconds |
-/// | `n` | waiting, with the newest waiter of its kind | seconds or 0, its arrival, its owner |
+/// | `n` | waiting, with the newest waiter that supersedes others | seconds or 0, arrival, owner |
 /// | `r` | released | T |
 /// | `y` | released, and somebody waits at the origin, too | T |
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,20 +42,21 @@ pub struct Hint(Bytes);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HintKind {
     /// A waiter is at the origin. `seconds` is how long the hint is valid; `None` for the usual
-    /// time. `newest` is the waiter there that supersedes older ones of its kind.
+    /// time. `newest` is the waiter there that supersedes others.
     Waiting { seconds: Option<u64>, newest: Option<NewestWaiter> },
     /// The grant with this token was released at the origin. `waiting` is whether somebody waits
     /// for the lock there, too.
     Released { t: FencingToken, waiting: bool },
 }
 
-/// A waiter that supersedes the older ones of its kind.
+/// The newest waiter with [`QueueMode::Newest`](crate::QueueMode) at a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NewestWaiter {
-    /// Microseconds since 1970, by the clock of the gateway at which the first request of its owner
-    /// arrived. No two arrivals at a gateway are equal.
+    /// The arrival's number: microseconds since 1970 by the clock of the gateway that sends the
+    /// hint, or more if that gateway's count is ahead. A repeated request keeps the number of its
+    /// first request at that gateway. No two arrivals at one gateway are equal.
     pub(crate) arrival: u64,
-    /// The owner, if other requests may ask for it.
+    /// The owner, if repeated requests may have the same owner.
     pub(crate) shared_owner: Option<Owner>,
 }
 

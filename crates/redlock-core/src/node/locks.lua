@@ -441,9 +441,10 @@ end
 -- Releases every lock of a set. A failure is the vote, so that the release is sent again. Otherwise
 -- the vote is 5 (released) if any lock was released.
 --
--- An undo spares the whole set if one of its locks was extended: another request of the same owner
--- is confirming the set lock by lock. If the undo deleted the locks that are not extended yet, a
--- part of the set would stay that no client knows of.
+-- An undo of a grant leaves the whole set on this node if the grant was extended on one lock. The
+-- extension shows that a repeated request of the same owner is confirming the set lock by lock.
+-- Otherwise the undo would delete the other locks. The extended locks would stay until their TTL
+-- ends, and no client would know their token.
 local function release_set(set, grant, t_num, is_undo, only_this)
   if is_undo and RULE_UNDO_IS_EXACT and RULE_CONFIRMED_SET_IS_SPARED then
     for place, lock in ipairs(set) do

@@ -183,9 +183,10 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     /// Releases every lock of a set. A failure is the vote, so that the release is sent again.
     /// Otherwise the vote is `Released` if any lock was released.
     ///
-    /// An undo spares the whole set if one of its locks was extended: another request of the same
-    /// owner is confirming the set lock by lock. If the undo deleted the locks that are not
-    /// extended yet, a part of the set would stay that no client knows of.
+    /// An undo of a grant leaves the whole set on this node if the grant was extended on one lock.
+    /// The extension shows that a repeated request of the same owner is confirming the set lock by
+    /// lock. Otherwise the undo would delete the other locks. The extended locks would stay until
+    /// their TTL ends, and no client would know their token.
     #[cold]
     fn release_set(
         &mut self,

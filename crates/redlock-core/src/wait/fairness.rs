@@ -127,9 +127,9 @@ impl Fairness {
     /// The kind and the lock of a hint from another process. `None` for a hint of our own, and for
     /// an invalid one.
     ///
-    /// Arrivals at two gateways may be equal. All gateways must agree which of them is newer, or
-    /// each could supersede the other. The one at the gateway with the larger origin is. So from
-    /// such a gateway this returns an arrival one microsecond later.
+    /// If arrivals at two gateways are equal, the gateway with the larger origin has the newer
+    /// waiter. Otherwise each gateway could supersede the waiter of the other. To apply this rule,
+    /// the function adds one microsecond to an arrival from a gateway with a larger origin.
     pub(crate) fn parse_foreign(&self, hint: &Hint) -> Option<(HintKind, Bytes)> {
         let (origin, mut kind, lock) = hint.parse()?;
         if let HintKind::Waiting { newest: Some(newest), .. } = &mut kind {

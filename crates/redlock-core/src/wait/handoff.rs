@@ -64,8 +64,9 @@ impl<P: Clone, A> WaitQueues<P, A> {
             }
             if let Some(Pause { rounds, least, most }) = pause {
                 next = Next::Yielded;
-                return queue
-                    .schedule(Cause::Poll, now + queue.round.mul_f64(rounds).clamp(least, most));
+                let pause_ends = now + queue.round.mul_f64(rounds).clamp(least, most);
+                queue.pause_ends = Some(pause_ends);
+                return queue.schedule(Cause::Poll, pause_ends);
             }
             let (number, first) = queue.waiters.first_key_value()?;
             if self.patient_until(places, lock, *number, now).is_some() {

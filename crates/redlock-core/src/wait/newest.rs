@@ -9,11 +9,12 @@
 //! repeated request of that owner is superseded too, and does not count as a newer one. A waiter
 //! whose owner appears to hold the lock is not superseded: it is about to get its own grant.
 //!
-//! Gateways tell each other of their newest waiters by hints, which may be lost. All gateways order
-//! arrivals in the same way, so the newest waiter of all is never superseded. Their clocks differ,
-//! so of two waiters that arrive at two gateways within that difference, either may be the newer.
-//! A repetition at another gateway than its first request counts as new there, unless a request of
-//! the same owner waits there, too.
+//! Gateways tell each other of their newest waiters by hints, and a hint may be lost. All gateways
+//! order arrivals in the same way, so the newest waiter of all is never superseded. Clocks differ:
+//! if two waiters arrive at two gateways within that difference, either may count as the newer. A
+//! repeated request at another gateway counts as new there, unless that gateway knows an earlier
+//! request of the same owner. After a clock was set back, the arrivals at its gateway stay ahead
+//! until the clock has caught up.
 //!
 //! [`KEPT`]: super::places::KEPT
 
@@ -24,6 +25,7 @@ use tokio::time::Instant;
 
 use super::order::QueueMode;
 use super::queue::{KeptPlaces, Shard, WaitQueue, WaitQueues, Waiter};
+use crate::error::LockError;
 use crate::model::types::Owner;
 use crate::node::hint::NewestWaiter;
 
@@ -49,10 +51,17 @@ impl<P, A> WaitQueues<P, A> {
         let mut shard = self.shard(lock);
         let Shard { queues, places } = &mut *shard;
         let queue = queues.get_mut(lock);
-        // A copy counts from the original.
-        let copy = queue.as_ref().zip(foreign.shared_owner);
-        let original = copy.and_then(|(queue, owner)| queue.arrival_of_copy(owner));
-        let arrival = original.map_or(foreign.arrival, |arrival| arrival.min(foreign.arrival));
+        let mut arrival = foreign.arrival;
+        if let Some(owner) = foreign.shared_owner {
+            // A copy counts from the original. If the original was superseded, so is the copy.
+            let is_superseded = self.was_superseded(places, lock, &owner, now);
+            let waits = queue.as_ref().and_then(|queue| queue.arrival_of_copy(owner));
+            let is_away = self.with_places(places, lock, now, |places| places.arrival_of(&owner));
+            if is_superseded {
+                return;
+            }
+            arrival = [waits, is_away].into_iter().flatten().fold(arrival, u64::min);
+        }
         let wake = self.supersede(queue, places, lock, NewestWaiter { arrival, ..foreign }, now);
         drop(shard);
         wake.into_iter().for_each(Waker::wake);
@@ -125,8 +134,12 @@ impl<P, A> WaitQueue<P, A> {
         copies.map(|copy| copy.arrival).min()
     }
 
-    /// The newest waiter that has begun to wait.
+    /// The newest waiter that has begun to wait. `None` unless a majority has refused the last
+    /// attempt: a gateway that reaches too few nodes must not supersede the waiters of others.
     pub(super) fn newest(&self) -> Option<NewestWaiter> {
+        if !matches!(self.last_refusal, Some((LockError::Held(_), _))) {
+            return None;
+        }
         let waiters = self.newest.iter().filter_map(|ticket| {
             self.waiters.get(&self.number_of(*ticket)).filter(|waiter| waiter.has_slot)
         });

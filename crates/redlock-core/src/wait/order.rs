@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-/// The bits that count arrivals. They have room for the microseconds of 36,000 years.
+/// The bits of an arrival's number. 2^60 µs are 36,500 years.
 const ARRIVAL_BITS: u32 = 60;
 pub(super) const ARRIVAL: u64 = (1 << ARRIVAL_BITS) - 1;
 

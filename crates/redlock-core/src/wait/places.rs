@@ -169,6 +169,12 @@ impl<P> Places<P> {
         self.superseded.contains_key(owner)
     }
 
+    /// The arrival of the owner whose place of the kind [`QueueMode::Newest`] is kept.
+    pub(super) fn arrival_of(&self, owner: &Owner) -> Option<u64> {
+        let place = self.line.get(self.by_owner.get(owner)?)?;
+        (place.mode == QueueMode::Newest).then_some(place.arrival)
+    }
+
     /// Supersedes the places of the kind [`QueueMode::Newest`] that are older than the waiter with
     /// this arrival and owner. Returns whether there were any.
     pub(super) fn supersede_older(

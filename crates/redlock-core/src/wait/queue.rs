@@ -76,8 +76,8 @@ pub(crate) struct WaitQueues<P, A> {
     /// somebody chooses to collide only make shards uneven.
     hasher: BuildHasherDefault<DefaultHasher>,
     pub(super) bounds: Bounds,
-    /// Counts arrivals. Before a waiter of the kind [`QueueMode::Newest`] arrives, it moves on to
-    /// the microseconds since 1970, so that gateways can compare the arrivals of such waiters.
+    /// The number of the next arrival. Before a waiter with [`QueueMode::Newest`] arrives, the
+    /// number is raised to the microseconds since 1970. So gateways can compare such arrivals.
     pub(super) next_ticket: AtomicU64,
     /// All waiters in all queues.
     pub(super) entered: AtomicUsize,
@@ -113,6 +113,8 @@ pub(super) struct WaitQueue<P, A> {
     /// When the first waiter tries next if nothing happens before, and why.
     pub(super) next_try: Instant,
     pub(super) cause: Cause,
+    /// Until when the queue leaves a released lock to other gateways.
+    pub(super) pause_ends: Option<Instant>,
     /// When a poll is due, whichever waiter is first then.
     pub(super) poll_due: Instant,
     pub(super) quick_left: u32,
@@ -223,7 +225,7 @@ impl<P, A> WaitQueues<P, A> {
         })
     }
 
-    /// Later arrivals have larger numbers than this time.
+    /// Raises the number of the next arrival to this time, unless that number is larger already.
     pub(crate) fn arrivals_follow(&self, wall_micros: u64) {
         self.next_ticket.fetch_max(wall_micros & ARRIVAL, Ordering::Relaxed);
     }
@@ -577,6 +579,7 @@ impl<P, A> WaitQueue<P, A> {
             last_hint: 0,
             holder: None,
             shared_owners: 0,
+            pause_ends: None,
             newest: Vec::new(),
             round: Duration::from_millis(1),
         }

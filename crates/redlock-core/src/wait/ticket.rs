@@ -139,6 +139,10 @@ impl<P, A> WaitQueues<P, A> {
             })
         });
         let (number, since, mut arrival, permit) = match kept {
+            // Only arrivals of the kind `Newest` can be compared between gateways.
+            Some((number, place)) if mode == QueueMode::Newest && place.mode != mode => {
+                (number, place.since, arrival, place.permit)
+            }
             Some((number, place)) => (number, place.since, place.arrival, place.permit),
             None => (ticket, now, arrival, None),
         };
@@ -225,19 +229,25 @@ impl<P, A> WaitTicket<P, A> {
         }
     }
 
-    /// Makes the first waiter ask at once if this one is of the kind [`QueueMode::Newest`]. The
-    /// refusal tells other gateways of this one.
+    /// Makes the first waiter ask at once if this waiter has [`QueueMode::Newest`]. The refusal
+    /// publishes a hint that names the newest waiter.
     pub(crate) fn announce(&self, now: Instant) {
         if self.mode == QueueMode::Newest {
-            self.queues.update(&self.lock, |queue, _| match queue.competing {
-                // The next attempt tells of it.
-                Some(_) => None,
-                None => queue.schedule(Cause::Poll, now),
+            self.queues.update(&self.lock, |queue, _| {
+                // An attempt may be in flight. Or the queue may pause, because votes are missing or
+                // the lock is left to other gateways. Then a later attempt sends the hint.
+                let is_held = matches!(queue.last_refusal, Some((LockError::Held(_), _)));
+                let is_paused = queue.pause_ends.is_some_and(|end| end > now);
+                if queue.competing.is_some() || !is_held || is_paused || queue.next_try <= now {
+                    return None;
+                }
+                queue.next_try = now;
+                queue.signal_first()
             });
         }
     }
 
-    /// The waiter of this queue that supersedes the others of its kind.
+    /// Returns the newest waiter with [`QueueMode::Newest`] that has begun to wait.
     pub(crate) fn newest(&self) -> Option<NewestWaiter> {
         self.queues.shard(&self.lock).queues.get(&self.lock)?.newest()
     }

@@ -28,8 +28,8 @@ use crate::shared::{ALL_NODES, Shared};
 /// watermarks faster than we do. The attempt then fails without a quorum.
 const MAX_PROPOSALS: u32 = 8;
 
-/// How long a request lets another one of its owner settle whether it keeps its slots: twice as long
-/// as its own attempt has taken so far, within these limits.
+/// Limits on the wait for another request of the same owner to keep or undo its slots. Within them,
+/// the wait is twice the time that this attempt has taken so far.
 const SETTLES_WITHIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
 /// The lock, or the set of locks, to acquire, and for whom.
@@ -328,9 +328,15 @@ impl Attempt {
                 match own_grant(shared.quorum, &outcome.votes) {
                     OwnGrant::Stands(grant) => {
                         let by = held_by(shared.quorum, &outcome.votes);
-                        let is_extended = outcome.votes.iter().flatten().any(|vote| {
-                            matches!(vote, Vote::Yours(holding) if holding.record.is_extended())
-                        });
+                        let extends = |holding: &Holding| {
+                            let stored = holding.record.parse().map(|(token, _)| token);
+                            holding.record.is_extended()
+                                && stored.is_some_and(|stored| stored.is_grant_of(&grant))
+                        };
+                        let votes = outcome.votes.iter().flatten();
+                        let is_extended = votes
+                            .into_iter()
+                            .any(|vote| matches!(vote, Vote::Yours(holding) if extends(holding)));
                         return Box::pin(self.confirm(grant, by, is_extended)).await;
                     }
                     OwnGrant::Possible => {
@@ -376,8 +382,8 @@ impl Attempt {
     /// stands. After any other outcome, the earlier request may have returned the grant to its
     /// client all the same.
     ///
-    /// `by` is the grant as a refusal shows it, and `is_extended` whether it was extended. A part of
-    /// a set may stand without the rest.
+    /// `by` is the grant as a refusal shows it. `is_extended` says whether a node has stored an
+    /// extension of the grant. A part of a set may stand without the rest.
     async fn confirm(
         &mut self,
         grant: LockToken,
@@ -396,7 +402,8 @@ impl Attempt {
         let is_set = keys.others.is_some();
         let is_slotted = self.params.slotted.is_some();
         let part = HeldBy { is_part_of_own_set: true, ..by };
-        if is_slotted && !is_extended {
+        let has_choice = self.params.slotted.as_ref().is_some_and(|slotted| slotted.has_choice());
+        if has_choice && !is_extended {
             Box::pin(self.settled(&grant)).await?;
         }
         // A part of a set is not extended. Repetitions of the request would keep it for ever.
@@ -459,10 +466,10 @@ impl Attempt {
         }
     }
 
-    /// Nobody has extended this grant yet, so its own request may just be finding another grant of
-    /// the owner, and giving this one up. An extension would spare the grant from that undo. It
-    /// would then stand until its TTL ends, and no client would know of it. So this waits until that
-    /// request has most likely decided.
+    /// Waits until the request that created this grant has most likely decided whether to keep it.
+    /// That request may have seen another grant of the owner, and may be about to undo this grant.
+    /// An extension now would make the nodes ignore that undo. The grant would then stand until its
+    /// TTL ends, and no client would know its token.
     ///
     /// # Errors
     /// Another grant may stand, or too few nodes answered to tell.

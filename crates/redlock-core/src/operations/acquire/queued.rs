@@ -78,7 +78,11 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
             Ok(permit) => {
                 self.ticket.may_keep(permit.into());
                 self.ticket.supersede_older(now);
-                if self.shared.fairness.others_wait(&self.params.keys.lock, now) {
+                let hints_arrive = || self.shared.nodes.iter().any(|node| node.is_subscribed());
+                if self.splits == 0
+                    && self.shared.fairness.others_wait(&self.params.keys.lock, now)
+                    && hints_arrive()
+                {
                     self.ticket.announce(now);
                 }
                 return Ok(());

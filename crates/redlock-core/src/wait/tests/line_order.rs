@@ -364,7 +364,7 @@ fn a_newer_waiter_elsewhere_supersedes_older_waiters_and_places() {
     left.end(now);
     assert_eq!(line(&queue, now), "a (left)");
     queue.supersede_older_than(&lock(), arrives(999, None), now);
-    assert_eq!(line(&queue, now), "a (left)", "it is older");
+    assert_eq!(line(&queue, now), "a (left)", "the foreign waiter is older");
     queue.arrivals_follow(2_000);
     let waits = enter_newest(&queue, "waits", None, now);
     assert_eq!(line(&queue, now), "a waits");
@@ -394,7 +394,7 @@ fn a_copy_elsewhere_supersedes_nothing_newer_than_its_original() {
 }
 
 #[test]
-fn only_a_waiter_that_has_begun_to_wait_is_told_of() {
+fn hints_name_only_a_waiter_that_has_begun_to_wait() {
     let queue = queue();
     let now = Instant::now();
     let ordinary = refused_one(&queue, now);
@@ -407,4 +407,60 @@ fn only_a_waiter_that_has_begun_to_wait_is_told_of() {
     ticket.announce(now);
     assert!(is_signalled(&ordinary));
     assert_eq!(step(&ordinary, now), ("poll", None), "the first waiter asks at once");
+}
+
+#[test]
+fn a_superseded_owner_elsewhere_supersedes_nobody() {
+    let queue = queue();
+    let now = Instant::now();
+    let _ordinary = refused_one(&queue, now);
+    let mut old = enter_newest(&queue, "old", Some(owner(1)), now);
+    old.end(now);
+    let new = enter_newest(&queue, "new", Some(owner(2)), now);
+    queue.supersede_older_than(&lock(), arrives(u64::MAX, Some(owner(1))), now);
+    assert_eq!(step(&new, now), ("wait", None), "the older one was superseded by this one");
+}
+
+#[test]
+fn a_waiter_elsewhere_whose_place_is_kept_counts_from_that_place() {
+    let queue = queue();
+    let now = Instant::now();
+    let _ordinary = refused_one(&queue, now);
+    let mut away = enter_newest(&queue, "away", Some(owner(1)), now);
+    away.end(now);
+    let new = enter(&queue, "new", now);
+    drop(new);
+    let terms = PlaceTerms { mode: QueueMode::Newest, ..terms(None, MS) };
+    // It has not begun to wait, so it has superseded nobody.
+    let newer = queue.enter(lock(), "newer", terms, (now, now, now + 25 * MS));
+    queue.supersede_older_than(&lock(), arrives(u64::MAX, Some(owner(1))), now);
+    assert_eq!(step(&newer, now), ("wait", None));
+}
+
+#[test]
+fn nobody_is_told_of_after_an_attempt_without_a_quorum() {
+    let queue = queue();
+    let now = Instant::now();
+    let first = enter_newest(&queue, "a", None, now);
+    first.take_slot().expect("there is room");
+    assert_eq!(step(&first, now), ("poll", None));
+    failed(&first, now, 100 * MS);
+    assert_eq!(first.newest(), None);
+    first.announce(now);
+    assert_ne!(step(&first, now).0, "poll", "the pause without a quorum goes on");
+}
+
+#[test]
+fn a_lock_that_is_left_to_others_is_not_asked_for_to_tell_of_a_waiter() {
+    let queue = queue();
+    let now = Instant::now();
+    let first = refused_one(&queue, now);
+    let pause = Pause { rounds: 0.0, least: POLL, most: POLL };
+    queue
+        .release(&lock(), now + MS, Some(pause))
+        .carry_out(|first, _| ((), first.map(|_| panic!("it is left to others"))));
+    let newest = enter_newest(&queue, "newest", None, now);
+    newest.take_slot().expect("there is room");
+    newest.announce(now + MS);
+    assert_eq!(step(&first, now + MS), ("until", Some(POLL)));
 }
