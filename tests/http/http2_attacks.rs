@@ -16,7 +16,8 @@ use crate::support::client::Lease;
 use crate::support::harness::eventually;
 use crate::support::http2::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, HEADERS, Http2, INITIAL_WINDOW_SIZE, PING,
-    RST_STREAM, SETTINGS, WINDOW_UPDATE, answered, block, frame, get, reset_of, try_answered,
+    PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, answered, block, frame, get, reset_of,
+    try_answered,
 };
 use crate::support::waiters::median;
 
@@ -346,8 +347,8 @@ async fn a_long_head_ends_its_connection_but_not_that_of_a_proxy() {
     assert_eq!(answered, [1, 3], "both requests are answered");
 }
 
-/// The head of a request whose first field, `x`, is added to the header table (RFC 7541, section
-/// 6.2.1). The rest of the head has `length` bytes more than usual.
+/// Returns a request head that adds the field `x` to the header table (RFC 7541, section 6.2.1). If
+/// `length` is not 0, the head also has a field `z` whose value has `length` bytes.
 fn adding_an_entry(stream: u32, length: usize) -> Vec<u8> {
     let mut fields = get("/livez");
     let entry = fields.len();
@@ -359,7 +360,7 @@ fn adding_an_entry(stream: u32, length: usize) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields)
 }
 
-/// The library keeps an entry as a part of the bytes in which it came.
+/// The library stores an entry as a slice of a buffer, and so keeps the buffer.
 #[tokio::test]
 async fn entries_of_a_header_table_are_not_kept() {
     let stage = Stage::start().await;
@@ -368,15 +369,14 @@ async fn entries_of_a_header_table_are_not_kept() {
     let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
     let (_, _, settings) = frames.next_of(SETTINGS).await.expect("the gateway's settings");
     assert!(settings.chunks(6).any(|setting| setting == [0, 1, 0, 0, 0, 0]), "{settings:?}");
-    // The client has not acknowledged the settings, so it need not know them.
-    frames.write(&adding_an_entry(1, 0)).await.expect("sent");
-    let (_, stream, _) = frames.next_of(HEADERS).await.expect("an answer");
-    assert_eq!(stream, 1);
-    // Then it knows that the size is 0. Some clients say so. Others, such as HAProxy, add entries
-    // all the same, and never refer to them.
+    // After the acknowledgement, some clients send a size update to 0. Others, such as HAProxy, add
+    // entries and never refer to them. The third one sends a priority that makes the library ignore
+    // a frame.
     let fields = [&[0x20], &get("/livez")[..]].concat();
     let emptied = frame(HEADERS, END_HEADERS | END_STREAM, 3, &fields);
-    for first in [emptied, adding_an_entry(3, 0)] {
+    let of_itself = [&[0, 0, 0, 3, 0], &get("/livez")[..]].concat();
+    let of_itself = frame(HEADERS, END_HEADERS | END_STREAM | 0x20, 3, &of_itself);
+    for first in [emptied, adding_an_entry(3, 0), of_itself] {
         let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
         frames.next_of(SETTINGS).await.expect("the gateway's settings");
         frames.write(&adding_an_entry(1, 0)).await.expect("sent");
@@ -394,17 +394,60 @@ async fn entries_of_a_header_table_are_not_kept() {
         assert_eq!(frames.goaway().await, Some(1), "PROTOCOL_ERROR");
     }
     stage.metric_is("redlock_http2_floods_total", 0.0).await;
-
-    // The client never acknowledges.
     let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
-    for stream in [1, 3] {
-        frames.write(&adding_an_entry(stream, 12_000)).await.expect("sent");
-        frames.next_of(HEADERS).await.expect("an answer");
-    }
-    frames.write(&adding_an_entry(5, 12_000)).await.expect("sent");
+    let promise =
+        frame(PUSH_PROMISE, END_HEADERS, 1, &[&[0, 0, 0, 2], &get("/livez")[..]].concat());
+    frames.write(&[acknowledgement, promise].concat()).await.expect("sent");
     assert_eq!(frames.goaway().await, Some(1), "PROTOCOL_ERROR");
     stage.metric_is("redlock_http2_floods_total", 1.0).await;
     bystander.end(&stage, "entries of a header table").await;
+}
+
+/// Clients that never acknowledge the size of the header table.
+#[tokio::test]
+async fn entries_before_the_acknowledgement_are_bounded() {
+    let stage = Stage::start().await;
+    // A hundred ordinary requests with bodies, as a client sends them in its first round trip.
+    let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+    let mut burst = Vec::new();
+    for stream in (1..201).step_by(2) {
+        let path = format!("/locks/{stream}");
+        let mut fields = block(&[
+            (":path", &path),
+            (":method", "POST"),
+            (":scheme", "https"),
+            (":authority", "localhost"),
+            ("content-type", "application/json"),
+            ("idempotency-key", &format!("an ordinary key of a client {stream}")),
+        ]);
+        fields[0] = 0x40;
+        burst.extend(frame(HEADERS, END_HEADERS, stream, &fields));
+        burst.extend(frame(DATA, END_STREAM, stream, br#"{"ttl_ms":60000}"#));
+    }
+    frames.write(&burst).await.expect("sent");
+    for _ in (1..201).step_by(2) {
+        frames.next_of(HEADERS).await.expect("an answer");
+    }
+    drop(frames);
+    stage.metric_is("redlock_http2_floods_total", 0.0).await;
+    // Requests with large heads.
+    let mut ended = Vec::new();
+    for _ in 0..3 {
+        let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+        let mut answered = 0;
+        for stream in (1..401).step_by(2) {
+            if frames.write(&adding_an_entry(stream, 12_000)).await.is_err()
+                || frames.next_of(HEADERS).await.is_none()
+            {
+                break;
+            }
+            answered += 1;
+        }
+        ended.push(answered);
+    }
+    println!("answered before the end: {ended:?}");
+    assert!(ended.iter().all(|answered| *answered < 20), "{ended:?}");
+    stage.metric_is("redlock_http2_floods_total", 3.0).await;
 }
 
 /// One entry of the table, which many fields of one byte name.

@@ -192,7 +192,8 @@ async fn hold_over_http2(what: &str, head: &[u8]) -> usize {
     hold_requests_over_http2(what, head, 1).await
 }
 
-/// The same for a head that begins so many requests. Each needs a slot.
+/// Like [`hold_over_http2`], for a head that begins `requests` requests. Each counts against
+/// `--max-connections`.
 async fn hold_requests_over_http2(what: &str, head: &[u8], requests: usize) -> usize {
     let count = connections().min(4_000);
     let (launch, client, _authority) = over_tls(launch(count));
@@ -272,24 +273,46 @@ async fn endless_http2_fields_stay_within_their_stated_memory() {
     assert!(closed > 0, "the gateway closes the connections");
 }
 
-/// Each request adds an entry to the header table, and the library keeps it as a part of the bytes
-/// in which it came. The client does not acknowledge the gateway's settings.
+/// The client does not acknowledge the size of the header table, and adds entries that keep large
+/// buffers of the library: that of a frame, that of decoded Huffman codes, and that of a
+/// CONTINUATION frame.
 #[tokio::test]
 async fn header_table_entries_stay_within_their_stated_memory() {
-    let requests = [1, 3, 5].map(|stream| {
-        // `:path` is added to the table (RFC 7541, section 6.2.1).
-        let mut fields = block(&[(":path", "/livez")]);
-        fields[0] = 0x40;
-        let rest = [(":method", "GET"), (":scheme", "https"), (":authority", "localhost")];
-        fields.extend(block(&rest));
-        fields.extend(block(&[("z", &"z".repeat(7_500))]));
+    // Literals with the name `:path`. Only the first kind adds an entry (RFC 7541, section 6.2).
+    let entry = |value: &[u8]| [&[0x44, value.len() as u8], value].concat();
+    let rest = [(":method", "GET"), (":scheme", "https"), (":authority", "localhost")];
+    let rest = block(&rest);
+    // Huffman codes of 7,000 bytes: "0" has the code 00000.
+    let mut huffman = vec![0, 1, b'z', 0xff, 0xd9, 0x35];
+    huffman.resize(huffman.len() + 7_000, 0);
+    let plain = block(&[("z", &"z".repeat(4_500))]);
+    let head = |stream: u32, filler: &[u8]| {
+        let fields = [&entry(b"/livez")[..], &rest, filler].concat();
         frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields)
-    });
-    let mut last = large_http2_head();
-    last[8] = 7;
-    let head = http2(&[requests.concat(), last]);
-    let closed = hold_requests_over_http2("header tables with entries", &head, 3).await;
-    assert_eq!(closed, 0, "none is closed");
+    };
+    // An entry with a value in Huffman codes after a long one: "0" is 00000, padded with 111.
+    let decoded = |stream: u32| {
+        let fields = [&rest[..], &huffman[..], &[0x44, 0x81, 0x07]].concat();
+        frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields)
+    };
+    let cut = |stream: u32| {
+        [
+            frame(HEADERS, END_STREAM, stream, &[0x44]),
+            frame(CONTINUATION, END_HEADERS, stream, &[&[1, b'/'], &rest[..]].concat()),
+        ]
+        .concat()
+    };
+    for (what, requests) in [
+        ("entries in long frames", [1, 3, 5].map(|stream| head(stream, &plain)).to_vec()),
+        ("entries in Huffman codes", [1, 3].map(decoded).to_vec()),
+        ("entries in cut frames", [1, 3, 5].map(cut).to_vec()),
+    ] {
+        let mut last = large_http2_head();
+        last[8] = 2 * requests.len() as u8 + 1;
+        let head = http2(&[requests.concat(), last]);
+        let closed = hold_requests_over_http2(what, &head, requests.len()).await;
+        assert_eq!(closed, 0, "{what}: no connection is closed");
+    }
 }
 
 /// The whole head of a request whose body does not come. It has `more` fields beyond the usual six.

@@ -261,6 +261,7 @@ pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const RST_STREAM: u8 = 3;
 pub(crate) const SETTINGS: u8 = 4;
+pub(crate) const PUSH_PROMISE: u8 = 5;
 pub(crate) const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
 pub(crate) const WINDOW_UPDATE: u8 = 8;

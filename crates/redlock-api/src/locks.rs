@@ -32,9 +32,9 @@ pub struct AcquireBody {
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 9, example = 5))]
     pub priority: Option<Value>,
     /// `all`, the default: every request with `wait_ms` waits. `newest`: of the requests with
-    /// `newest`, only the newest waits. When it begins to wait, the older ones that wait for the same
-    /// lock are answered 409 `superseded`: at once at the same gateway, and usually within a second
-    /// at other gateways.
+    /// `newest`, only the newest waits. When it begins to wait, the older ones that wait for the
+    /// same lock are answered 409 `superseded`: at once at the same gateway, and usually within a
+    /// second at other gateways.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "all"))]
     pub queue: Option<Value>,

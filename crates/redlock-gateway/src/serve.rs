@@ -327,6 +327,7 @@ fn limit(Config { capacity, trusted_proxies, .. }: &Config) -> ConnectionLimits 
         per_client,
         loopback: capacity.bounds_loopback(),
         proxies: trusted_proxies.clone(),
+        header_tables: capacity.header_tables,
     }
 }
 

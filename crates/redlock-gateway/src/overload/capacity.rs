@@ -1,7 +1,7 @@
 //! Derives the limits of the process from its memory budget and the system's file descriptors.
 //!
 //! The costs are resident memory of the process, measured at their worst with the release's
-//! allocator (`tests/operations/memory.rs`). On top come the kernel's socket buffers. The kernel
+//! allocator (`tests/operations/memory.rs`). The kernel's socket buffers come on top. The kernel
 //! limits their memory itself (`tcp_mem`).
 
 use bytesize::ByteSize;
@@ -24,7 +24,7 @@ const CONNECTION_BYTES: u64 = 34 * KIB;
 const TLS_CONNECTION_BYTES: u64 = 68 * KIB;
 /// Bytes of a TLS connection on which the client may choose HTTP/2. In the worst case it has a
 /// request with 100 fields whose body has not come, the library's buffer for a frame of 16 KiB, and
-/// an almost complete TLS record. A client that fills its header table takes less.
+/// an almost complete TLS record. Header table entries take less.
 const HTTP2_CONNECTION_BYTES: u64 = 104 * KIB;
 /// Bytes of a request in flight, beyond its connection.
 const REQUEST_BYTES: u64 = 16 * KIB;
@@ -45,6 +45,8 @@ const IN_FLIGHT: u64 = 4096;
 const WAITERS_PER_CONNECTIONS: (u64, u64) = (5, 8);
 /// The part of the memory budget for events that slow streams have not taken yet: 1 in this many.
 const EVENTS_PART: u64 = 32;
+/// The same for entries of HTTP/2 header tables, beyond those of each connection.
+const HEADER_TABLES_PART: u64 = 64;
 
 /// File descriptors of the process itself: log, watched files, the listener, the runtime.
 const OWN_DESCRIPTORS: usize = 48;
@@ -116,6 +118,8 @@ pub struct Capacity {
     pub locks: u64,
     /// Bytes for events that slow streams have not taken yet.
     pub events: u64,
+    /// Bytes for entries of HTTP/2 header tables, beyond those of each connection; 0 without HTTP/2.
+    pub header_tables: u64,
     given: Given,
 }
 
@@ -138,6 +142,10 @@ impl Capacity {
             in_flight: given.in_flight.unwrap_or_else(|| scaled(IN_FLIGHT)),
             locks,
             events: spendable / EVENTS_PART,
+            header_tables: match given.transport {
+                Transport::Http2 => spendable / HEADER_TABLES_PART,
+                Transport::Plain | Transport::Tls => 0,
+            },
             given,
         }
     }
@@ -184,9 +192,8 @@ impl Capacity {
             ("--max-in-flight", self.in_flight, cost(self.in_flight, REQUEST_BYTES)),
             ("--max-waiters", self.waiters, cost(self.waiters, WAITER_BYTES)),
         ];
-        let sum = costs.iter().fold(BASE_BYTES + self.locks + self.events, |sum, (_, _, cost)| {
-            sum.saturating_add(cost.as_u64())
-        });
+        let fixed = BASE_BYTES + self.locks + self.events + self.header_tables;
+        let sum = costs.iter().fold(fixed, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
         (costs, ByteSize::b(sum))
     }
 

@@ -35,6 +35,7 @@ use crate::overload::clients::{Client, Clients, Counter, Permit};
 use crate::overload::refusals::Refusals;
 use crate::proxies::TrustedProxies;
 use crate::telemetry::{ConnectionMetrics, ConnectionRefused, Flood};
+use crate::transport::frames::TablePool;
 
 /// Slots beyond the limit. Connections in them get answers to probes, and 503 for all other
 /// requests.
@@ -65,12 +66,20 @@ pub(crate) struct ConnectionLimits {
     pub(crate) loopback: bool,
     /// Addresses that stand for many clients.
     pub(crate) proxies: TrustedProxies,
+    /// Bytes for entries of HTTP/2 header tables, beyond those of each connection.
+    pub(crate) header_tables: u64,
 }
 
 impl ConnectionLimits {
     /// Limits the connections in all; one address may have all of them.
     pub(crate) const fn of_all(connections: usize) -> Self {
-        Self { connections, per_client: usize::MAX, loopback: false, proxies: TrustedProxies::NONE }
+        Self {
+            connections,
+            per_client: usize::MAX,
+            loopback: false,
+            proxies: TrustedProxies::NONE,
+            header_tables: 0,
+        }
     }
 }
 
@@ -90,6 +99,7 @@ pub(crate) struct Connections {
     ending: AtomicBool,
     /// Requests of HTTP/2 beyond the first of each connection.
     extra_streams: Counter,
+    table_pool: TablePool,
     /// Refusals under way, of HTTP/2 requests without a slot.
     refused_streams: Counter,
 }
@@ -226,6 +236,7 @@ impl Connections {
         metrics: ConnectionMetrics,
     ) -> Arc<Self> {
         metrics.limit(limit.connections);
+        let table_pool = TablePool::new(limit.header_tables);
         let table = Mutex::default();
         let closed = Notify::new();
         let accepted = AtomicU64::new(0);
@@ -241,6 +252,7 @@ impl Connections {
             accepted,
             ending,
             extra_streams,
+            table_pool,
             refused_streams,
         })
     }
@@ -415,6 +427,11 @@ impl ConnectionSlot {
     /// The client whose connection this is.
     pub(crate) fn client(&self) -> &Arc<Client> {
         &self.open.client
+    }
+
+    /// Bytes for entries of header tables, which all connections share.
+    pub(crate) fn table_pool(&self) -> TablePool {
+        self.all.table_pool.clone()
     }
 
     /// Whether the other end is a trusted proxy, so that the connection has requests of many clients.

@@ -12,15 +12,17 @@
 //! the frames of a block until the last one has arrived. A block of more than 17 KiB ends the
 //! connection; a trusted proxy may send more.
 //!
-//! The library keeps an entry of the header table as a part of the bytes that it has read, and so
-//! keeps up to 16 KiB for each entry: 430 kB were measured for one connection. So the gateway
-//! announces a table of size 0. When the client has acknowledged that, the reader adds a field to
-//! its next header block that empties the table. Until then it bounds what the entries keep.
+//! The library stores an entry of the header table as a slice of its read buffer. Each entry can
+//! keep a buffer of 16 KiB alive: 430 kB were measured for one connection. So the gateway announces
+//! a table of size 0. After the client acknowledges that size, [`CountedFrames`] inserts a size
+//! update (RFC 7541, section 6.3) into the next header block. The update empties the table. Before
+//! the acknowledgement, [`CountedFrames`] limits the bytes that the entries keep.
 //!
 //! This module does not know streams.
 
 mod fields;
 mod held;
+mod kept;
 mod parser;
 
 use std::io::{self, IoSlice};
@@ -33,6 +35,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use self::held::Held;
+pub(crate) use self::kept::TablePool;
 use self::parser::{
     BlockError, CONTINUATION, END_HEADERS, FirstBlock, Parsed, Parser, emptying_table,
 };
@@ -98,10 +101,15 @@ impl Budget {
 }
 
 impl<S, F> CountedFrames<S, F> {
-    /// `is_of_proxy`: whether the client is a trusted proxy.
-    pub(crate) fn new(stream: S, begun: Arc<AtomicU64>, is_of_proxy: bool, exceeded: F) -> Self {
+    /// `is_of_proxy`: whether the client is a trusted proxy. `pool`: for entries of header tables.
+    pub(crate) fn new(
+        stream: S,
+        begun: Arc<AtomicU64>,
+        (is_of_proxy, pool): (bool, TablePool),
+        exceeded: F,
+    ) -> Self {
         let budget = Budget { frames: FRAMES, sent: 0, refilled: Instant::now() };
-        let (parser, held) = (Parser::new(is_of_proxy), Held::default());
+        let (parser, held) = (Parser::new(is_of_proxy, pool), Held::default());
         Self { stream, parser, held, budget, begun, exceeded, broken: None }
     }
 }
@@ -133,7 +141,8 @@ impl<S, F: Fn(Flood)> CountedFrames<S, F> {
         let (length, ready) = self.held.lengths();
         self.held.add(bytes, unfinished, self.parser.announced());
         if let Some(FirstBlock { at, bytes }) = first_block {
-            // A block that began in earlier bytes begins the bytes that the reader must not see.
+            // A block that began in earlier bytes starts at the first byte that the library must not
+            // see.
             let at = at.map_or(ready, |at| length + at);
             self.held.replace(at..at + bytes, emptying_table);
         }
@@ -255,7 +264,9 @@ mod tests {
         let reported = Cell::new(None);
         let client = Client(bytes.chunks(at_once));
         let mut frames =
-            CountedFrames::new(client, Arc::default(), false, |how| reported.set(Some(how)));
+            CountedFrames::new(client, Arc::default(), (false, TablePool::new(0)), |how| {
+                reported.set(Some(how));
+            });
         let (mut seen, mut buffer) = (Vec::new(), [0; 64]);
         let end = loop {
             match frames.read(&mut buffer).await {

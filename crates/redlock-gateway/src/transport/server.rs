@@ -110,7 +110,8 @@ impl<A: Application> Server<A> {
             let flooded = streams.clone();
             let is_of_proxy = peer.slot().is_of_proxy();
             let begun = streams.begun_requests();
-            let counted = CountedFrames::new(stream, begun, is_of_proxy, move |how| {
+            let pool = peer.slot().table_pool();
+            let counted = CountedFrames::new(stream, begun, (is_of_proxy, pool), move |how| {
                 flooded.flooded(how);
             });
             let io = TokioIo::new(counted);

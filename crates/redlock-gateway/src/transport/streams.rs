@@ -9,7 +9,7 @@
 //! | many streams without a slot | few refusals at a time, then REFUSED_STREAM (`connections`) |
 //! | large or endless request heads | the limit of HTTP/1.1; `frames` passes on whole heads only |
 //! | many short fields | the limit of HTTP/1.1 (`connection`) |
-//! | a header table whose entries keep whole request heads | a table without entries; `frames` enforces it |
+//! | a header table whose entries keep whole request heads | a table of size 0 (`frames`) |
 //! | unread or tiny bodies | the windows; `h2` also counts tiny DATA frames |
 //! | resets by the client, or provoked by it | [`RESETS`], refilled slowly |
 //! | a client that never opens the window of an answer | [`STALLED`], then that stream is reset |

@@ -302,9 +302,9 @@ type AcquireBody struct {
 	Priority *int32 `json:"priority,omitempty"`
 
 	// Queue `all`, the default: every request with `wait_ms` waits. `newest`: of the requests with
-	// `newest`, only the newest waits. When it begins to wait, the older ones that wait for the same
-	// lock are answered 409 `superseded`: at once at the same gateway, and usually within a second
-	// at other gateways.
+	// `newest`, only the newest waits. When it begins to wait, the older ones that wait for the
+	// same lock are answered 409 `superseded`: at once at the same gateway, and usually within a
+	// second at other gateways.
 	Queue *AcquireBodyQueue `json:"queue,omitempty"`
 
 	// Slots How many may hold the lock at once: from 1 to 256. Every request for a lock should give the
@@ -326,9 +326,9 @@ type AcquireBody struct {
 }
 
 // AcquireBodyQueue `all`, the default: every request with `wait_ms` waits. `newest`: of the requests with
-// `newest`, only the newest waits. When it begins to wait, the older ones that wait for the same
-// lock are answered 409 `superseded`: at once at the same gateway, and usually within a second
-// at other gateways.
+// `newest`, only the newest waits. When it begins to wait, the older ones that wait for the
+// same lock are answered 409 `superseded`: at once at the same gateway, and usually within a
+// second at other gateways.
 type AcquireBodyQueue string
 
 // AcquireSetBody Which locks to acquire together. Every field but `names` may be omitted; unknown fields are

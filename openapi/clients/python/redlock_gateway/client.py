@@ -134,7 +134,7 @@ class Client:
                 differ. At most the longest TTL of the gateway.
             priority: How early the request is served while it waits: 0 to 9, and 9 is served first.
                 By default 5.
-            queue: Which requests for the lock wait at a gateway at the same time: by default all.
+            queue: Which requests for the lock wait at the same time: by default all.
                 With ``newest``, a newer request of this kind ends the wait with a RefusedError
                 whose problem has the code ``superseded``.
             slots: How many may hold the lock at once: 1 to 256, for example the size of a pool.

@@ -103,7 +103,7 @@ export interface LockOptions {
   /** How early the request is served while it waits: 0 to 9, and 9 is served first. By default 5. */
   readonly priority?: number | undefined;
   /**
-   * Which requests for the lock wait at a gateway at the same time: by default all. With `newest`,
+   * Which requests for the lock wait at the same time: by default all. With `newest`,
    * a newer request of this kind ends the wait with a `RefusedError` whose code is `superseded`.
    */
   readonly queue?: "all" | "newest" | undefined;

@@ -5,7 +5,7 @@
 
 use super::parser::BlockError;
 
-/// The library reads no longer number than this, in bytes after the first.
+/// The limit of the library on a number: bytes after the first.
 const LONGEST_NUMBER: u32 = 4;
 
 pub(super) struct FieldScanner {
@@ -19,9 +19,9 @@ enum Expected {
     Field,
     /// A further byte of a number.
     Number { value: u32, bytes: u32, then: Then },
-    /// The first byte of the length of a string. So many strings follow it.
+    /// The first byte of the length of a string. `more` strings follow.
     Length { more: u8 },
-    /// A byte of a string. So many strings follow it.
+    /// A byte of a string. `more` strings follow.
     Text { left: u32, more: u8 },
 }
 
@@ -49,12 +49,15 @@ impl FieldScanner {
         self.expected = Expected::Field;
     }
 
-    /// Reads a piece of the block. Returns whether a field in it adds an entry.
+    /// Reads a piece of the block. Calls `add` for each field that adds an entry.
     ///
     /// # Errors
-    /// A field adds an entry, and `may_add` is false.
-    pub(super) fn read(&mut self, mut piece: &[u8], may_add: bool) -> Result<bool, BlockError> {
-        let mut adds = false;
+    /// `add` has returned false, or a number is too long.
+    pub(super) fn read(
+        &mut self,
+        mut piece: &[u8],
+        mut add: impl FnMut() -> bool,
+    ) -> Result<(), BlockError> {
         while let Some((first, rest)) = piece.split_first() {
             if let Expected::Text { left, more } = self.expected {
                 let taken = (left as usize).min(piece.len());
@@ -64,7 +67,7 @@ impl FieldScanner {
             }
             piece = rest;
             match self.expected {
-                Expected::Field => adds |= self.field(*first, may_add)?,
+                Expected::Field => self.field(*first, &mut add)?,
                 Expected::Length { more } => self.number(*first, 7, Then::Text { more }),
                 Expected::Number { bytes: LONGEST_NUMBER, .. } => {
                     return Err(BlockError::LongNumber);
@@ -80,25 +83,21 @@ impl FieldScanner {
                 Expected::Text { .. } => unreachable!("read above"),
             }
         }
-        Ok(adds)
+        Ok(())
     }
 
-    /// Returns whether the field adds an entry.
-    fn field(&mut self, first: u8, may_add: bool) -> Result<bool, BlockError> {
+    fn field(&mut self, first: u8, mut add: impl FnMut() -> bool) -> Result<(), BlockError> {
         match first {
             0x80.. => self.number(first, 7, Then::Field),
-            0x40.. if may_add => {
-                self.number(first, 6, Then::Strings);
-                return Ok(true);
-            }
+            0x40.. if add() => self.number(first, 6, Then::Strings),
             0x40.. => return Err(BlockError::Entry),
             0x20.. => self.number(first, 5, Then::Field),
             _ => self.number(first, 4, Then::Strings),
         }
-        Ok(false)
+        Ok(())
     }
 
-    /// A number whose first byte has so many bits of it.
+    /// Reads the first byte of a number with a prefix of `bits` bits (RFC 7541, section 5.1).
     fn number(&mut self, first: u8, bits: u32, then: Then) {
         let most = (1 << bits) - 1;
         let value = u32::from(first) & most;
@@ -131,7 +130,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A number whose first byte has so many bits of it.
+    /// Encodes a number with a prefix of `bits` bits in the first byte (RFC 7541, section 5.1).
     fn number(first: u8, bits: u32, value: u32) -> Vec<u8> {
         let most = (1 << bits) - 1;
         let Some(mut left) = value.checked_sub(most) else { return vec![first | value as u8] };
@@ -174,7 +173,10 @@ mod tests {
         scanner.begin();
         let mut adds = false;
         for piece in pieces.concat().chunks(at_once) {
-            adds |= scanner.read(piece, may_add)?;
+            scanner.read(piece, || {
+                adds = true;
+                may_add
+            })?;
         }
         Ok(adds)
     }

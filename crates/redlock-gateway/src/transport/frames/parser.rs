@@ -1,6 +1,7 @@
 //! Finds the frames and the header blocks in the bytes of an HTTP/2 client.
 
 use super::fields::FieldScanner;
+use super::kept::{KeptBytes, TablePool};
 use crate::overload::capacity;
 
 /// The bytes before the first frame of a client (RFC 9113, section 3.4).
@@ -11,14 +12,13 @@ pub(super) const HEADERS: u8 = 1;
 const SETTINGS: u8 = 4;
 const PUSH_PROMISE: u8 = 5;
 pub(super) const CONTINUATION: u8 = 9;
-/// The flags of a SETTINGS frame that acknowledges ours, and of a frame with fields.
+/// Flags: `ACK` of a SETTINGS frame, the others of frames that carry fields.
 const ACK: u8 = 1;
 pub(super) const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 const PRIORITY: u8 = 0x20;
-/// Bytes of a HEADERS frame with the flag PRIORITY, and of a PUSH_PROMISE, before the fields.
+/// Bytes of a HEADERS frame with the flag PRIORITY before the fields.
 const PRIORITY_BYTES: u32 = 5;
-const PROMISED_BYTES: u32 = 4;
 /// Longest header block: the bytes of all its frames, with their heads. The library limits a
 /// request head to [`capacity::HEAD`]. For each field it counts the name, the value, and 32 bytes
 /// more (RFC 9113, section 6.5.2). So the encoded fields are shorter than the limit. The 1,024
@@ -30,18 +30,12 @@ pub(super) const MAX_BLOCK: usize = capacity::HEAD + 1024;
 /// 32 KiB on, it ends the connection.
 pub(super) const MAX_BLOCK_OF_PROXY: usize = 64 * 1024;
 
-/// Bytes that the library may keep because of entries of the header table. It keeps an entry as a
-/// part of the buffer in which the bytes arrived. A client may add entries until it has
-/// acknowledged our settings, which takes one round trip. Most clients send one request before.
-const KEPT_BYTES: u64 = 24 * 1024;
-/// The same for a trusted proxy, whose connections are few, and which may begin with many requests.
-const KEPT_BYTES_OF_PROXY: u64 = 256 * 1024;
 /// Longest payload of a frame.
 const MAX_FRAME: usize = 16 * 1024;
-/// A field that sets the size of the header table to 0 (RFC 7541, section 6.3).
+/// The size update that sets the header table to 0 bytes (RFC 7541, section 6.3).
 const EMPTY_TABLE: u8 = 0x20;
-/// Largest buffer of the library: a frame and its head.
-const BUFFER: u64 = (MAX_FRAME + HEAD) as u64;
+/// The buffer that the library begins for each CONTINUATION frame.
+const CONTINUATION_BUFFER: usize = 8 * 1024;
 
 /// Why a header block cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -50,11 +44,15 @@ pub(super) enum BlockError {
     TooLong,
     #[error("the client sent another frame within a header block")]
     Interrupted,
+    #[error("the client sent a PUSH_PROMISE")]
+    Promise,
     #[error("the client sent a number that is too long")]
     LongNumber,
-    #[error("the client added entries to its header table, and has not acknowledged its size")]
+    #[error(
+        "the entries of the header table exceed the limit before the settings are acknowledged"
+    )]
     Entry,
-    #[error("the client sent more padding than the frame has bytes")]
+    #[error("the client sent a frame that is too short for its padding or its flags")]
     Padding,
 }
 
@@ -66,7 +64,8 @@ pub(super) struct Parsed {
     /// How many bytes at the end wait for more bytes. They begin a header block, or the head of a
     /// frame, whose end has not arrived.
     pub(super) unfinished: usize,
-    /// The first block after the client has acknowledged our settings, if it ends in these bytes.
+    /// The first frame of the first block after the acknowledgement, if that block ends in these
+    /// bytes.
     pub(super) first_block: Option<FirstBlock>,
 }
 
@@ -79,16 +78,16 @@ pub(super) struct FirstBlock {
     pub(super) bytes: usize,
 }
 
-/// The header table of the client's fields. The library allows 4,096 bytes until the client has
-/// acknowledged a size of 0. It then still keeps the table until the client sets the size, and some
-/// clients never do. So we set it at the beginning of their next block. A client that has
-/// acknowledged a size of 0 no longer refers to entries.
+/// The state of the table that holds the client's header fields. The library keeps up to 4,096
+/// bytes of entries until the client acknowledges a size of 0. Even then the library keeps the
+/// entries until a size update arrives, and some clients never send a size update. So the gateway
+/// inserts one into the next block. A client that has acknowledged a size of 0 refers to no entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HeaderTable {
     Open,
     /// The client has acknowledged a size of 0.
     Acknowledged,
-    /// We set the size in the block that has begun.
+    /// The block that has begun gets a size update.
     Emptying(FirstBlock),
     /// The size is 0, and no entry is kept.
     Empty,
@@ -105,11 +104,7 @@ pub(super) struct Parser {
     fields: Fields,
     scanner: FieldScanner,
     table: HeaderTable,
-    max_kept: u64,
-    /// Bytes that the library keeps because of entries of the header table.
-    kept: u64,
-    /// Bytes since the last entry.
-    since_entry: u64,
+    kept: KeptBytes,
 }
 
 /// Where the fields are in the rest of a frame.
@@ -133,11 +128,8 @@ struct Block {
 }
 
 impl Parser {
-    pub(super) fn new(is_of_proxy: bool) -> Self {
-        let (max_block, max_kept) = match is_of_proxy {
-            true => (MAX_BLOCK_OF_PROXY, KEPT_BYTES_OF_PROXY),
-            false => (MAX_BLOCK, KEPT_BYTES),
-        };
+    pub(super) fn new(is_of_proxy: bool, pool: TablePool) -> Self {
+        let max_block = if is_of_proxy { MAX_BLOCK_OF_PROXY } else { MAX_BLOCK };
         Self {
             skip: PREFACE,
             head: [0; HEAD],
@@ -146,10 +138,8 @@ impl Parser {
             max_block,
             fields: Fields::default(),
             scanner: FieldScanner::default(),
-            kept: 0,
-            since_entry: 0,
             table: HeaderTable::Open,
-            max_kept,
+            kept: KeptBytes::new(pool),
         }
     }
 
@@ -165,7 +155,6 @@ impl Parser {
         loop {
             let skipped = self.skip.min((bytes.len() - at) as u64);
             self.skip -= skipped;
-            self.since_entry += skipped;
             self.scan(&bytes[at..at + skipped as usize])?;
             at += skipped as usize;
             if self.skip == 0 && self.block.is_some_and(|block| block.is_last) {
@@ -173,6 +162,7 @@ impl Parser {
                 if let HeaderTable::Emptying(block) = self.table {
                     first_block = Some(block);
                     self.table = HeaderTable::Empty;
+                    self.kept.clear();
                 }
             }
             if at == bytes.len() {
@@ -190,17 +180,23 @@ impl Parser {
                 return Ok(Parsed { count, unfinished: bytes.len() - begin, first_block });
             }
             self.filled = 0;
-            self.since_entry += HEAD as u64;
             let [high, middle, low, kind, flags, ..] = self.head;
             let length = u32::from_be_bytes([0, high, middle, low]);
             self.skip = u64::from(length);
             count += u64::from(!matches!(kind, DATA | CONTINUATION));
+            // Counted at once, so that the count does not depend on how the bytes are cut.
+            self.kept.pass(HEAD + length as usize);
+            if kind == CONTINUATION {
+                self.kept.pass(CONTINUATION_BUFFER);
+            }
             if self.block.is_none() {
                 block_at = head_at;
             }
             if self.block.is_none() {
                 self.scanner.begin();
-                if kind == HEADERS && self.table == HeaderTable::Acknowledged {
+                // The library refuses a longer frame. Two shorter ones would hide it.
+                let is_legal = length as usize <= MAX_FRAME;
+                if kind == HEADERS && is_legal && self.table == HeaderTable::Acknowledged {
                     let at = (!is_cut).then_some(head_at);
                     let block = FirstBlock { at, bytes: HEAD + length as usize };
                     self.table = HeaderTable::Emptying(block);
@@ -229,12 +225,11 @@ impl Parser {
         part = &part[before..];
         let read = part.len().min(fields.bytes as usize);
         fields.bytes -= read as u32;
-        let kept = self.kept + self.since_entry.min(BUFFER);
-        let is_open = self.table == HeaderTable::Open;
-        if is_open && self.scanner.read(&part[..read], kept <= self.max_kept)? {
-            (self.kept, self.since_entry) = (kept, 0);
+        let kept = &mut self.kept;
+        match self.table {
+            HeaderTable::Open => self.scanner.read(&part[..read], || kept.charge()),
+            HeaderTable::Acknowledged | HeaderTable::Emptying(_) | HeaderTable::Empty => Ok(()),
         }
-        Ok(())
     }
 
     /// Bytes of all frames of the unfinished header block whose heads have arrived.
@@ -245,7 +240,10 @@ impl Parser {
     /// The header block that is unfinished after the head of a frame. The frame has `bytes` bytes.
     fn block(&self, kind: u8, flags: u8, bytes: usize) -> Result<Option<Block>, BlockError> {
         let bytes = match (kind, self.block) {
-            (HEADERS | PUSH_PROMISE, None) => bytes,
+            // Only a server may send it (RFC 9113, section 8.4). The library would read its fields,
+            // and might ignore the frame.
+            (PUSH_PROMISE, _) => return Err(BlockError::Promise),
+            (HEADERS, None) => bytes,
             (CONTINUATION, Some(block)) => block.bytes + bytes,
             (_, None) => return Ok(None),
             (_, Some(_)) => return Err(BlockError::Interrupted),
@@ -257,17 +255,22 @@ impl Parser {
     }
 }
 
-/// The same HEADERS frame with a field in front that sets the size of the header table to 0. If one
-/// frame has no room for it, these are two frames.
+/// Returns this HEADERS frame without padding and priority, and with [`EMPTY_TABLE`] before its first
+/// field. If the payload then exceeds [`MAX_FRAME`], returns a HEADERS and a CONTINUATION frame.
+///
+/// The library uses no priority. But it ignores a frame whose stream depends on itself, and so would
+/// not see the size update.
 pub(super) fn emptying_table(frame: &[u8]) -> Vec<u8> {
     let (head, mut payload) = frame.split_at(HEAD);
     let (flags, stream) = (head[4], &head[5..]);
     if flags & PADDED != 0 {
         payload = &payload[1..payload.len() - usize::from(payload[0])];
     }
-    let before = if flags & PRIORITY != 0 { PRIORITY_BYTES as usize } else { 0 };
-    let payload = [&payload[..before], &[EMPTY_TABLE], &payload[before..]].concat();
-    let flags = flags & !PADDED;
+    if flags & PRIORITY != 0 {
+        payload = &payload[PRIORITY_BYTES as usize..];
+    }
+    let payload = [&[EMPTY_TABLE], payload].concat();
+    let flags = flags & !(PADDED | PRIORITY);
     let frame = |kind, flags, payload: &[u8]| {
         let length = (payload.len() as u32).to_be_bytes();
         [&length[1..], &[kind, flags], stream, payload].concat()
@@ -287,13 +290,12 @@ impl Fields {
         let (may_be_padded, before) = match kind {
             HEADERS if flags & PRIORITY != 0 => (true, PRIORITY_BYTES),
             HEADERS => (true, 0),
-            PUSH_PROMISE => (true, PROMISED_BYTES),
             CONTINUATION => (false, 0),
             _ => return Ok(Self::default()),
         };
         let is_padded = may_be_padded && flags & PADDED != 0;
         let other = before + u32::from(is_padded);
-        // A frame that is too short for its flags is an error, and the library ends the connection.
+        // A frame that is too short for its flags ends the connection, as in the library.
         let bytes = length.checked_sub(other).ok_or(BlockError::Padding)?;
         Ok(Self { is_padded, before, bytes })
     }
@@ -304,6 +306,10 @@ pub(super) mod tests {
     use super::*;
 
     const PING: u8 = 6;
+
+    fn parser(is_of_proxy: bool) -> Parser {
+        Parser::new(is_of_proxy, TablePool::new(0))
+    }
 
     pub(in super::super) fn frame(kind: u8, flags: u8, length: usize) -> Vec<u8> {
         let head = [&(length as u32).to_be_bytes()[1..], &[kind, flags, 0, 0, 0, 1]].concat();
@@ -321,7 +327,7 @@ pub(super) mod tests {
         let frames = [frame(SETTINGS, 0, 0), frame(DATA, 0, 300), frame(PING, 0, 8), block];
         let bytes = connection(&[frames.concat(), frame(8, 0, 4)]);
         for length in [1, 2, 7, 9, 10, 64, bytes.len()] {
-            let mut parser = Parser::new(false);
+            let mut parser = parser(false);
             let parsed = bytes.chunks(length).map(|chunk| parser.read(chunk).expect("no error"));
             let count: u64 = parsed.map(|parsed| parsed.count).sum();
             assert_eq!(count, 4, "in chunks of {length}");
@@ -345,7 +351,7 @@ pub(super) mod tests {
                 11,
             ),
         ] {
-            let parsed = Parser::new(false).read(&connection(&frames)).expect("no error");
+            let parsed = parser(false).read(&connection(&frames)).expect("no error");
             assert_eq!(parsed.unfinished, unfinished, "{name}");
         }
     }
@@ -403,18 +409,19 @@ pub(super) mod tests {
             let found = if is_found { Some(BlockError::Entry) } else { None };
             // The client has added an entry before, and again sends a long frame.
             let entry = with_payload(HEADERS, END_HEADERS, &[ENTRY, 1, b'x']);
-            let long = frame(DATA, 0, BUFFER as usize);
+            let long = frame(DATA, 0, 10_000);
             let bytes = connection(&[vec![long.clone(), entry, long], frames.clone()].concat());
             for length in [1, 2, 11, bytes.len()] {
-                let mut parser = Parser::new(false);
+                let mut parser = parser(false);
                 let read = bytes.chunks(length).try_for_each(|chunk| parser.read(chunk).map(drop));
                 assert_eq!(read.err(), found, "{name}, in chunks of {length}");
             }
-            assert_eq!(Parser::new(true).read(&bytes).err(), None, "{name}, of a proxy");
-            let first = Parser::new(false).read(&connection(&frames));
+            let large = Parser::new(false, TablePool::new(100_000)).read(&bytes);
+            assert_eq!(large.err(), None, "{name}, with bytes in the pool");
+            let first = parser(false).read(&connection(&frames));
             assert_eq!(first.err(), None, "{name}, in the first bytes");
             let known = connection(&[vec![frame(SETTINGS, ACK, 0), bytes[24..].to_vec()]].concat());
-            assert_eq!(Parser::new(false).read(&known).err(), None, "{name}, to an empty table");
+            assert_eq!(parser(false).read(&known).err(), None, "{name}, to an empty table");
         }
     }
 
@@ -428,9 +435,9 @@ pub(super) mod tests {
             (END_HEADERS, fields.to_vec(), emptied.to_vec()),
             (0, vec![], vec![EMPTY_TABLE]),
             (END_HEADERS | PADDED, vec![2, 0x82, 0x84, 0, 0], emptied.to_vec()),
-            (END_HEADERS | PADDED | PRIORITY, padded, [&priority[..], &emptied].concat()),
+            (END_HEADERS | PADDED | PRIORITY, padded, emptied.to_vec()),
         ] {
-            let wanted = with_payload(HEADERS, flags & !PADDED, &wanted);
+            let wanted = with_payload(HEADERS, flags & END_HEADERS, &wanted);
             assert_eq!(emptying_table(&with_payload(HEADERS, flags, &payload)), wanted);
         }
         for flags in [0, END_HEADERS] {
@@ -446,7 +453,7 @@ pub(super) mod tests {
     fn padding_that_is_longer_than_its_frame_is_refused() {
         for payload in [&[][..], &[3, 0, 0], &[0, 1, 2, 3, 4]] {
             let bytes = connection(&[with_payload(HEADERS, PADDED | PRIORITY, payload)]);
-            assert_eq!(Parser::new(false).read(&bytes).err(), Some(BlockError::Padding));
+            assert_eq!(parser(false).read(&bytes).err(), Some(BlockError::Padding));
         }
     }
 
@@ -472,10 +479,11 @@ pub(super) mod tests {
                 vec![frame(HEADERS, 0, 9), frame(PING, 0, 8)],
                 Some(BlockError::Interrupted),
             ),
+            ("a promise", vec![frame(PUSH_PROMISE, END_HEADERS, 9)], Some(BlockError::Promise)),
         ] {
-            let refusal = Parser::new(false).read(&connection(&frames)).err();
+            let refusal = parser(false).read(&connection(&frames)).err();
             assert_eq!(refusal, refused, "{name}");
-            let of_proxy = Parser::new(true).read(&connection(&frames)).err();
+            let of_proxy = parser(true).read(&connection(&frames)).err();
             assert_eq!(of_proxy, refused.filter(|why| *why != BlockError::TooLong), "{name}");
         }
     }

@@ -306,9 +306,9 @@ export interface components {
             priority?: number;
             /**
              * @description `all`, the default: every request with `wait_ms` waits. `newest`: of the requests with
-             *     `newest`, only the newest waits. When it begins to wait, the older ones that wait for the same
-             *     lock are answered 409 `superseded`: at once at the same gateway, and usually within a second
-             *     at other gateways.
+             *     `newest`, only the newest waits. When it begins to wait, the older ones that wait for the
+             *     same lock are answered 409 `superseded`: at once at the same gateway, and usually within a
+             *     second at other gateways.
              * @example all
              * @enum {string}
              */

@@ -45,9 +45,9 @@ class AcquireBody:
             ends. Example: 5.
         queue (AcquireBodyQueue | Unset): `all`, the default: every request with `wait_ms` waits. `newest`: of the
             requests with
-            `newest`, only the newest waits. When it begins to wait, the older ones that wait for the same
-            lock are answered 409 `superseded`: at once at the same gateway, and usually within a second
-            at other gateways. Example: all.
+            `newest`, only the newest waits. When it begins to wait, the older ones that wait for the
+            same lock are answered 409 `superseded`: at once at the same gateway, and usually within a
+            second at other gateways. Example: all.
         slots (int | Unset): How many may hold the lock at once: from 1 to 256. Every request for a lock should give the
             same number: the largest one in use is the bound. Without it, the lock has one holder. Example: 4.
         take (int | Unset): How many of the slots the request takes, all or none: from 1 to `slots`. Without it, 1.
