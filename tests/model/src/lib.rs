@@ -14,6 +14,7 @@
 //! | [`eligibility`] | two gateways with the core's own eligibility, and nodes that fail in every way they can |
 //! | [`repair`] | a lock that outlives one fault after the other |
 //! | [`sets`] | three clients that ask for several names at once, and locks with several slots |
+//! | [`confirmed_sets`] | a set whose first request gives it up while a repeated request confirms it |
 //! | [`catalogue`] | which model runs within which bounds |
 //! | [`explore`] | running one model and reporting the result |
 //!

@@ -3,10 +3,19 @@
 //!
 //! The scanner walks over the fields and decodes none. It reads the block in pieces of any length.
 
-use super::parser::BlockError;
-
 /// The limit of the library on a number: bytes after the first.
 const LONGEST_NUMBER: u32 = 4;
+
+/// Why the fields cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FieldError {
+    #[error("the client sent a number that is too long")]
+    LongNumber,
+    #[error(
+        "the entries of the header table exceed the limit before the settings are acknowledged"
+    )]
+    Entry,
+}
 
 pub(super) struct FieldScanner {
     expected: Expected,
@@ -57,7 +66,7 @@ impl FieldScanner {
         &mut self,
         mut piece: &[u8],
         mut add: impl FnMut() -> bool,
-    ) -> Result<(), BlockError> {
+    ) -> Result<(), FieldError> {
         while let Some((first, rest)) = piece.split_first() {
             if let Expected::Text { left, more } = self.expected {
                 let taken = (left as usize).min(piece.len());
@@ -70,7 +79,7 @@ impl FieldScanner {
                 Expected::Field => self.field(*first, &mut add)?,
                 Expected::Length { more } => self.number(*first, 7, Then::Text { more }),
                 Expected::Number { bytes: LONGEST_NUMBER, .. } => {
-                    return Err(BlockError::LongNumber);
+                    return Err(FieldError::LongNumber);
                 }
                 Expected::Number { value, bytes, then } => {
                     let value = value + (u32::from(first & 0x7f) << (7 * bytes));
@@ -86,11 +95,11 @@ impl FieldScanner {
         Ok(())
     }
 
-    fn field(&mut self, first: u8, mut add: impl FnMut() -> bool) -> Result<(), BlockError> {
+    fn field(&mut self, first: u8, mut add: impl FnMut() -> bool) -> Result<(), FieldError> {
         match first {
             0x80.. => self.number(first, 7, Then::Field),
             0x40.. if add() => self.number(first, 6, Then::Strings),
-            0x40.. => return Err(BlockError::Entry),
+            0x40.. => return Err(FieldError::Entry),
             0x20.. => self.number(first, 5, Then::Field),
             _ => self.number(first, 4, Then::Strings),
         }
@@ -168,7 +177,7 @@ mod tests {
     }
 
     /// Returns whether a field adds an entry.
-    fn read(pieces: &[Vec<u8>], at_once: usize, may_add: bool) -> Result<bool, BlockError> {
+    fn read(pieces: &[Vec<u8>], at_once: usize, may_add: bool) -> Result<bool, FieldError> {
         let mut scanner = FieldScanner::default();
         scanner.begin();
         let mut adds = false;
@@ -191,7 +200,7 @@ mod tests {
             let mut pieces: Vec<_> = fields.into_iter().map(|(bytes, _)| bytes).collect();
             pieces.insert(0, number(0x20, 5, 4_096));
             prop_assert_eq!(read(&pieces, at_once, true), Ok(adds));
-            let refused = if adds { Err(BlockError::Entry) } else { Ok(false) };
+            let refused = if adds { Err(FieldError::Entry) } else { Ok(false) };
             prop_assert_eq!(read(&pieces, at_once, false), refused);
         }
 
@@ -209,6 +218,6 @@ mod tests {
         let longest = [0x0f, 0xff, 0xff, 0xff, 0x7f];
         assert_eq!(read(&[longest.to_vec()], 1, true), Ok(false));
         let longer = [0x0f, 0xff, 0xff, 0xff, 0xff, 0];
-        assert_eq!(read(&[longer.to_vec()], 1, true), Err(BlockError::LongNumber));
+        assert_eq!(read(&[longer.to_vec()], 1, true), Err(FieldError::LongNumber));
     }
 }

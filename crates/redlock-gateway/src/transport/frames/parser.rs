@@ -1,6 +1,6 @@
 //! Finds the frames and the header blocks in the bytes of an HTTP/2 client.
 
-use super::fields::FieldScanner;
+use super::fields::{FieldError, FieldScanner};
 use super::kept::{KeptBytes, TablePool};
 use crate::overload::capacity;
 
@@ -46,12 +46,8 @@ pub(super) enum BlockError {
     Interrupted,
     #[error("the client sent a PUSH_PROMISE")]
     Promise,
-    #[error("the client sent a number that is too long")]
-    LongNumber,
-    #[error(
-        "the entries of the header table exceed the limit before the settings are acknowledged"
-    )]
-    Entry,
+    #[error(transparent)]
+    Fields(#[from] FieldError),
     #[error("the client sent a frame that is too short for its padding or its flags")]
     Padding,
 }
@@ -227,7 +223,7 @@ impl Parser {
         fields.bytes -= read as u32;
         let kept = &mut self.kept;
         match self.table {
-            HeaderTable::Open => self.scanner.read(&part[..read], || kept.charge()),
+            HeaderTable::Open => Ok(self.scanner.read(&part[..read], || kept.charge())?),
             HeaderTable::Acknowledged | HeaderTable::Emptying(_) | HeaderTable::Empty => Ok(()),
         }
     }
@@ -406,7 +402,7 @@ pub(super) mod tests {
                 false,
             ),
         ] {
-            let found = if is_found { Some(BlockError::Entry) } else { None };
+            let found = if is_found { Some(BlockError::Fields(FieldError::Entry)) } else { None };
             // The client has added an entry before, and again sends a long frame.
             let entry = with_payload(HEADERS, END_HEADERS, &[ENTRY, 1, b'x']);
             let long = frame(DATA, 0, 10_000);
