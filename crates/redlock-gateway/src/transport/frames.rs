@@ -69,6 +69,8 @@ pub(crate) struct CountedFrames<S, F> {
     exceeded: F,
     /// Why the rest of the client's bytes is not read.
     broken: Option<BlockError>,
+    /// Whether the library has got the block that empties the header table, or will get it next.
+    empties_table: bool,
 }
 
 /// How many frames the client may still send.
@@ -110,7 +112,7 @@ impl<S, F> CountedFrames<S, F> {
     ) -> Self {
         let budget = Budget { frames: FRAMES, sent: 0, refilled: Instant::now() };
         let (parser, held) = (Parser::new(is_of_proxy, pool), Held::default());
-        Self { stream, parser, held, budget, begun, exceeded, broken: None }
+        Self { stream, parser, held, budget, begun, exceeded, broken: None, empties_table: false }
     }
 }
 
@@ -145,6 +147,7 @@ impl<S, F: Fn(Flood)> CountedFrames<S, F> {
             // see.
             let at = at.map_or(ready, |at| length + at);
             self.held.replace(at..at + bytes, emptying_table);
+            self.empties_table = true;
         }
     }
 }
@@ -157,6 +160,11 @@ impl<S: AsyncRead + Unpin, F: Fn(Flood) + Unpin> AsyncRead for CountedFrames<S, 
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let before = buffer.filled().len();
+        // The library reads on only after it has decoded all whole frames.
+        if this.empties_table && !this.held.has_ready() {
+            this.empties_table = false;
+            this.parser.table_is_emptied();
+        }
         loop {
             if this.held.show(buffer) || buffer.remaining() == 0 {
                 return Poll::Ready(Ok(()));

@@ -15,6 +15,8 @@ pub(super) enum FieldError {
         "the entries of the header table exceed the limit before the settings are acknowledged"
     )]
     Entry,
+    #[error("the client sent a field with an empty name")]
+    EmptyName,
 }
 
 pub(super) struct FieldScanner {
@@ -77,14 +79,14 @@ impl FieldScanner {
             piece = rest;
             match self.expected {
                 Expected::Field => self.field(*first, &mut add)?,
-                Expected::Length { more } => self.number(*first, 7, Then::Text { more }),
+                Expected::Length { more } => self.number(*first, 7, Then::Text { more })?,
                 Expected::Number { bytes: LONGEST_NUMBER, .. } => {
                     return Err(FieldError::LongNumber);
                 }
                 Expected::Number { value, bytes, then } => {
                     let value = value + (u32::from(first & 0x7f) << (7 * bytes));
                     if first & 0x80 == 0 {
-                        self.after(value, then);
+                        self.after(value, then)?;
                     } else {
                         self.expected = Expected::Number { value, bytes: bytes + 1, then };
                     }
@@ -97,32 +99,37 @@ impl FieldScanner {
 
     fn field(&mut self, first: u8, mut add: impl FnMut() -> bool) -> Result<(), FieldError> {
         match first {
-            0x80.. => self.number(first, 7, Then::Field),
-            0x40.. if add() => self.number(first, 6, Then::Strings),
+            0x80.. => self.number(first, 7, Then::Field)?,
+            0x40.. if add() => self.number(first, 6, Then::Strings)?,
             0x40.. => return Err(FieldError::Entry),
-            0x20.. => self.number(first, 5, Then::Field),
-            _ => self.number(first, 4, Then::Strings),
+            0x20.. => self.number(first, 5, Then::Field)?,
+            _ => self.number(first, 4, Then::Strings)?,
         }
         Ok(())
     }
 
     /// Reads the first byte of a number with a prefix of `bits` bits (RFC 7541, section 5.1).
-    fn number(&mut self, first: u8, bits: u32, then: Then) {
+    fn number(&mut self, first: u8, bits: u32, then: Then) -> Result<(), FieldError> {
         let most = (1 << bits) - 1;
         let value = u32::from(first) & most;
         if value == most {
             self.expected = Expected::Number { value, bytes: 0, then };
+            Ok(())
         } else {
-            self.after(value, then);
+            self.after(value, then)
         }
     }
 
-    fn after(&mut self, number: u32, then: Then) {
+    fn after(&mut self, number: u32, then: Then) -> Result<(), FieldError> {
         match then {
             Then::Field => self.expected = Expected::Field,
             Then::Strings => self.expected = Expected::Length { more: u8::from(number == 0) },
+            // The library might begin again at the value, and find other fields in it than the
+            // scanner.
+            Then::Text { more: 1 } if number == 0 => return Err(FieldError::EmptyName),
             Then::Text { more } => self.text(number, more),
         }
+        Ok(())
     }
 
     fn text(&mut self, left: u32, more: u8) {
@@ -161,7 +168,7 @@ mod tests {
 
     /// A field, and whether it adds an entry.
     fn field() -> impl Strategy<Value = (Vec<u8>, bool)> {
-        let literal = (0..3usize, 0..200u32, 0..300u32, 0..20_000u32, any::<bool>());
+        let literal = (0..3usize, 0..200u32, 1..300u32, 0..20_000u32, any::<bool>());
         let literal = literal.prop_map(|(kind, name, length, value, is_huffman)| {
             let (first, bits) = [(0x40, 6), (0x10, 4), (0, 4)][kind];
             let index = if name < 100 { 0 } else { name };
@@ -211,6 +218,14 @@ mod tests {
         ) {
             let _ = read(&[bytes], at_once, true);
         }
+    }
+
+    #[test]
+    fn a_field_without_a_name_is_refused() {
+        for field in [&[0, 0, 0x87, 0x44, 5][..], &[0x40, 0], &[0x10, 0x80], &[0, 0x80]] {
+            assert_eq!(read(&[field.to_vec()], 1, true), Err(FieldError::EmptyName), "{field:?}");
+        }
+        assert_eq!(read(&[vec![0, 1, b'a', 0, 0x0f, 1, 0]], 1, true), Ok(false));
     }
 
     #[test]

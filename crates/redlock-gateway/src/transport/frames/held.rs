@@ -36,6 +36,11 @@ impl Held {
         self.bytes.splice(range, bytes);
     }
 
+    /// Whether there are bytes that the reader may see and has not seen.
+    pub(super) fn has_ready(&self) -> bool {
+        self.seen < self.ready
+    }
+
     /// How many bytes there are in all, and how many the reader may see.
     pub(super) fn lengths(&self) -> (usize, usize) {
         (self.bytes.len(), self.ready)

@@ -46,6 +46,8 @@ pub(super) enum BlockError {
     Interrupted,
     #[error("the client sent a PUSH_PROMISE")]
     Promise,
+    #[error("the client has not acknowledged the settings in time")]
+    NoAcknowledgement,
     #[error(transparent)]
     Fields(#[from] FieldError),
     #[error("the client sent a frame that is too short for its padding or its flags")]
@@ -158,7 +160,6 @@ impl Parser {
                 if let HeaderTable::Emptying(block) = self.table {
                     first_block = Some(block);
                     self.table = HeaderTable::Empty;
-                    self.kept.clear();
                 }
             }
             if at == bytes.len() {
@@ -180,6 +181,9 @@ impl Parser {
             let length = u32::from_be_bytes([0, high, middle, low]);
             self.skip = u64::from(length);
             count += u64::from(!matches!(kind, DATA | CONTINUATION));
+            if self.table == HeaderTable::Open && self.kept.is_overdue() {
+                return Err(BlockError::NoAcknowledgement);
+            }
             // Counted at once, so that the count does not depend on how the bytes are cut.
             self.kept.pass(HEAD + length as usize);
             if kind == CONTINUATION {
@@ -226,6 +230,11 @@ impl Parser {
             HeaderTable::Open => Ok(self.scanner.read(&part[..read], || kept.charge())?),
             HeaderTable::Acknowledged | HeaderTable::Emptying(_) | HeaderTable::Empty => Ok(()),
         }
+    }
+
+    /// The library has read the size update, and so has dropped all entries.
+    pub(super) fn table_is_emptied(&mut self) {
+        self.kept.clear();
     }
 
     /// Bytes of all frames of the unfinished header block whose heads have arrived.
@@ -412,7 +421,7 @@ pub(super) mod tests {
                 let read = bytes.chunks(length).try_for_each(|chunk| parser.read(chunk).map(drop));
                 assert_eq!(read.err(), found, "{name}, in chunks of {length}");
             }
-            let large = Parser::new(false, TablePool::new(100_000)).read(&bytes);
+            let large = Parser::new(false, TablePool::new(1_000_000)).read(&bytes);
             assert_eq!(large.err(), None, "{name}, with bytes in the pool");
             let first = parser(false).read(&connection(&frames));
             assert_eq!(first.err(), None, "{name}, in the first bytes");
