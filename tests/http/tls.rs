@@ -1,6 +1,7 @@
 //! HTTPS: which servers and clients are trusted, how certificates are replaced under load, and
 //! clients that do not finish their handshake.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use crate::support::certificates::{Authority, Client, Issued, certificate};
@@ -34,6 +35,54 @@ fn logged(gateway: &Gateway, message: &str) -> Vec<Value> {
 
 const TAKEN: &str = "new connections get the certificate";
 const NOT_TAKEN: &str = "the previous certificate stays";
+
+/// An address that leads to the gateway for one connection. What the client sends first is passed on
+/// at once. What it sends then is passed on together, when it is at least `bytes`.
+async fn gathering(gateway: &Gateway, bytes: usize) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let gateway = gateway.address();
+    tokio::spawn(async move {
+        let (client, _) = listener.accept().await?;
+        let gateway = TcpStream::connect(gateway).await?;
+        let (mut from_client, mut to_client) = client.into_split();
+        let (mut from_gateway, mut to_gateway) = gateway.into_split();
+        tokio::spawn(async move { tokio::io::copy(&mut from_gateway, &mut to_client).await });
+        let mut greeting = [0; 4096];
+        let read = from_client.read(&mut greeting).await?;
+        to_gateway.write_all(&greeting[..read]).await?;
+        let mut gathered = Vec::new();
+        while gathered.len() < bytes && from_client.read_buf(&mut gathered).await? > 0 {}
+        to_gateway.write_all(&gathered).await?;
+        tokio::io::copy(&mut from_client, &mut to_gateway).await
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_large_request_may_come_with_the_end_of_the_handshake() {
+    let authority = Authority::new();
+    let gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
+    let token = format!("1.{}.{}", 10_u64.pow(15), "1".repeat(40));
+    let lease = |number: usize| json!({ "name": format!("job-{number}"), "token": token });
+    let leases: Vec<_> = (0..1_000).map(lease).collect();
+    let body = json!({ "leases": leases, "ttl_ms": 60_000 }).to_string();
+    let head = format!(
+        "PATCH /locks HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    for _ in 0..5 {
+        let stream = TcpStream::connect(gathering(&gateway, body.len()).await).await;
+        let client = Client::trusting(&authority);
+        let mut stream = client.over(stream.expect("it listens")).await.expect("a handshake");
+        stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await.expect("sent");
+        stream.flush().await.expect("sent");
+        let mut answer = String::new();
+        let read = timeout(PATIENCE, stream.read_to_string(&mut answer)).await.expect("in time");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{read:?}: {answer}");
+    }
+}
 
 #[tokio::test]
 async fn locks_are_served_over_https_to_trusting_clients() {
@@ -494,7 +543,7 @@ async fn an_endless_tls_greeting_is_not_buffered() {
     endless.write([22, 3, 1, 16, 0, 1, 0, 0xea, 0x60]).await;
     let record = [[22, 3, 1, 16, 0].as_slice(), &[0; 4096]].concat();
     let _ = endless.try_write([0; 4092]).await;
-    for _ in 0..5 {
+    for _ in 0..10 {
         let _ = endless.try_write(&record).await;
     }
     let since = Instant::now();

@@ -24,9 +24,12 @@ use crate::transport::tls::{self, CurrentConfig, TlsStream, client_certificate, 
 
 /// How long a handshake may take. A connection holds its slot during the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How many bytes a client may send in a handshake: a greeting, and a chain of certificates if the
-/// gateway asks for one. Without this limit, the library would keep up to 64 KB of one message.
-const HANDSHAKE_BYTES: usize = 16 * 1024;
+/// How many bytes the gateway reads in a handshake: 16 KiB for a greeting, and for a chain of
+/// certificates if the gateway asks for one. Without this limit, the library would keep up to 64 KB
+/// of one message. The end of the handshake may come together with a request. Then the library
+/// reads on until it has the first record of the request, of at most 16,645 bytes (RFC 8446, section
+/// 5.2), and it reads 4 KiB at once.
+const HANDSHAKE_BYTES: usize = (16 + 17 + 4) * 1024;
 /// Limit on encrypted bytes that wait for the client to take them. The library's own limit is 64
 /// KB.
 const UNSENT: usize = 16 * 1024;
