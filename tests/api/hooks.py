@@ -9,8 +9,8 @@ import schemathesis
 # Version 1, and version 2 with a time to hold or with slots.
 TOKEN = re.compile(r"(1|2-[0-9]{1,8}(?:-[0-9a-f]{1,64})?)\.([1-8][0-9]{15})\.([0-9a-f]{40})")
 DAY_MS = 86_400_000
-# Longest query, in bytes. A head of more than 16 KiB is answered 431 without a body, whatever it
-# asks for. So the document does not list this status.
+# Longest query, in bytes. The gateway answers 431 without a body to every request whose head is
+# longer than 16 KiB. The OpenAPI document does not list this status.
 HEAD = 12 * 1024
 DECEPTIVE = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 

@@ -290,7 +290,8 @@ async fn header_table_entries_stay_within_their_stated_memory() {
         let fields = [&entry(b"/livez")[..], &rest, filler].concat();
         frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields)
     };
-    // An entry with a value in Huffman codes after a long one: "0" is 00000, padded with 111.
+    // A long value in Huffman codes, and then an entry whose value "0" is in Huffman codes too. The
+    // code of "0" is 00000, and the padding is 111.
     let decoded = |stream: u32| {
         let fields = [&rest[..], &huffman[..], &[0x44, 0x81, 0x07]].concat();
         frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields)

@@ -116,7 +116,7 @@ func Take(take int) Option {
 	return func(r *request) { r.take = number(take) }
 }
 
-// QueueMode is which requests for a lock wait at the same time.
+// QueueMode says which requests for a lock may wait at the same time.
 type QueueMode string
 
 const (

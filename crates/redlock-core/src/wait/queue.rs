@@ -146,7 +146,7 @@ pub(super) struct Waiter<P, A> {
     pub(super) is_slotted: bool,
     /// When the first request of the owner entered the queue.
     pub(super) since: Instant,
-    /// The count of arrivals at that time, see [`WaitQueues::next_ticket`].
+    /// The number of that arrival, see [`WaitQueues::next_ticket`].
     pub(super) arrival: u64,
     /// Whether a newer waiter of the same kind began to wait.
     pub(super) is_superseded: bool,

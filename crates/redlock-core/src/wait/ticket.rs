@@ -230,9 +230,9 @@ impl<P, A> WaitTicket<P, A> {
     }
 
     /// Makes the first waiter ask at once if this waiter has [`QueueMode::Newest`]. The refusal
-    /// publishes a hint that names the newest waiter.
-    pub(crate) fn announce(&self, now: Instant) {
-        if self.mode == QueueMode::Newest {
+    /// publishes a hint that names the newest waiter. `is_useful`: whether anybody may need the hint.
+    pub(crate) fn announce(&self, now: Instant, is_useful: impl FnOnce() -> bool) {
+        if self.mode == QueueMode::Newest && is_useful() {
             self.queues.update(&self.lock, |queue, _| {
                 // An attempt may be in flight. Or the queue may pause, because votes are missing or
                 // the lock is left to other gateways. Then a later attempt sends the hint.

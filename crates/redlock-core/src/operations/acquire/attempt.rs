@@ -333,9 +333,8 @@ impl Attempt {
                             holding.record.is_extended()
                                 && stored.is_some_and(|stored| stored.is_grant_of(&grant))
                         };
-                        let votes = outcome.votes.iter().flatten();
+                        let mut votes = outcome.votes.iter().flatten();
                         let is_extended = votes
-                            .into_iter()
                             .any(|vote| matches!(vote, Vote::Yours(holding) if extends(holding)));
                         return Box::pin(self.confirm(grant, by, is_extended)).await;
                     }

@@ -78,13 +78,12 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
             Ok(permit) => {
                 self.ticket.may_keep(permit.into());
                 self.ticket.supersede_older(now);
-                let hints_arrive = || self.shared.nodes.iter().any(|node| node.is_subscribed());
-                if self.splits == 0
-                    && self.shared.fairness.others_wait(&self.params.keys.lock, now)
-                    && hints_arrive()
-                {
-                    self.ticket.announce(now);
-                }
+                let is_useful = || {
+                    self.splits == 0
+                        && self.shared.fairness.others_wait(&self.params.keys.lock, now)
+                        && self.shared.nodes.iter().any(|node| node.is_subscribed())
+                };
+                self.ticket.announce(now, is_useful);
                 return Ok(());
             }
             Err(full) => full,

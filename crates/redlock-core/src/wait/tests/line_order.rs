@@ -404,7 +404,7 @@ fn hints_name_only_a_waiter_that_has_begun_to_wait() {
     assert_eq!(ordinary.newest(), None);
     ticket.take_slot().expect("there is room");
     assert_eq!(ordinary.newest(), Some(arrives(7, Some(owner(1)))));
-    ticket.announce(now);
+    ticket.announce(now, || true);
     assert!(is_signalled(&ordinary));
     assert_eq!(step(&ordinary, now), ("poll", None), "the first waiter asks at once");
 }
@@ -428,8 +428,6 @@ fn a_waiter_elsewhere_whose_place_is_kept_counts_from_that_place() {
     let _ordinary = refused_one(&queue, now);
     let mut away = enter_newest(&queue, "away", Some(owner(1)), now);
     away.end(now);
-    let new = enter(&queue, "new", now);
-    drop(new);
     let terms = PlaceTerms { mode: QueueMode::Newest, ..terms(None, MS) };
     // It has not begun to wait, so it has superseded nobody.
     let newer = queue.enter(lock(), "newer", terms, (now, now, now + 25 * MS));
@@ -446,7 +444,7 @@ fn nobody_is_told_of_after_an_attempt_without_a_quorum() {
     assert_eq!(step(&first, now), ("poll", None));
     failed(&first, now, 100 * MS);
     assert_eq!(first.newest(), None);
-    first.announce(now);
+    first.announce(now, || true);
     assert_ne!(step(&first, now).0, "poll", "the pause without a quorum goes on");
 }
 
@@ -461,6 +459,6 @@ fn a_lock_that_is_left_to_others_is_not_asked_for_to_tell_of_a_waiter() {
         .carry_out(|first, _| ((), first.map(|_| panic!("it is left to others"))));
     let newest = enter_newest(&queue, "newest", None, now);
     newest.take_slot().expect("there is room");
-    newest.announce(now + MS);
+    newest.announce(now + MS, || true);
     assert_eq!(step(&first, now + MS), ("until", Some(POLL)));
 }

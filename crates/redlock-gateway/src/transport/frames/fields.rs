@@ -19,14 +19,16 @@ pub(super) enum FieldError {
     EmptyName,
 }
 
+#[derive(Default)]
 pub(super) struct FieldScanner {
     expected: Expected,
 }
 
 /// What the next byte is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Expected {
     /// The first byte of a field.
+    #[default]
     Field,
     /// A further byte of a number.
     Number { value: u32, bytes: u32, then: Then },
@@ -48,12 +50,6 @@ enum Then {
     },
 }
 
-impl Default for FieldScanner {
-    fn default() -> Self {
-        Self { expected: Expected::Field }
-    }
-}
-
 impl FieldScanner {
     /// A new block begins.
     pub(super) fn begin(&mut self) {
@@ -63,7 +59,7 @@ impl FieldScanner {
     /// Reads a piece of the block. Calls `add` for each field that adds an entry.
     ///
     /// # Errors
-    /// `add` has returned false, or a number is too long.
+    /// `add` has returned false, a number is too long, or a name is empty.
     pub(super) fn read(
         &mut self,
         mut piece: &[u8],

@@ -3,13 +3,14 @@
 //! Before the client acknowledges the table's size, it may add entries. The library stores the
 //! pseudo-header fields of an entry as slices of its read buffer, or of the buffer into which it
 //! decodes Huffman codes. So an entry keeps these buffers alive. Both together are at most four
-//! times as large as the bytes that the client has sent since the entry before, and no longer span
-//! than [`MAX_SPAN`] counts. So each entry is charged with four times these bytes.
+//! times as large as the bytes that the client has sent since the entry before. So each entry is
+//! charged with four times these bytes, of which at most [`MAX_SPAN`] count.
 //!
 //! Each connection may keep [`OWN_BYTES`]. The first requests of most clients need less. Further
 //! bytes come from a pool of all connections, because a client may send 64 KiB of bodies before it
 //! can acknowledge anything. If the pool is used up, a client with more entries is disconnected. A
-//! client that has bytes of the pool must acknowledge the size in time.
+//! client that has bytes of the pool and does not acknowledge the size within
+//! [`ACKNOWLEDGED_WITHIN`] is disconnected too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,7 @@ const OWN_BYTES: u64 = 48 * 1024;
 /// Limits on the bytes of the pool that one connection may have: this number, and this part of the
 /// pool.
 const MAX_SHARED: (u64, u64) = (512 * 1024, 8);
-/// Bytes that one entry can be charged with, before the factor: the library's largest usual buffer.
+/// The most bytes since the entry before that count: the library's largest usual buffer.
 const MAX_SPAN: u64 = 32 * 1024;
 const FACTOR: u64 = 4;
 /// How long a client may have bytes of the pool before it acknowledges the settings.
