@@ -297,7 +297,7 @@ async fn an_undelivered_repetition_keeps_the_first_grant() {
     // The nodes answer in order. So when they answer this acquire, they have handled every
     // operation of the cancelled one.
     let undelivered = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
-    locks.abandon(&lock, &undelivered);
+    locks.abandon(std::slice::from_ref(&lock), &undelivered);
     locks.drained().await;
 
     assert!(
@@ -365,7 +365,7 @@ async fn an_undelivered_first_request_with_a_key_leaves_no_lock() {
     nothing_is_left(&cancelled).await;
 
     let lease = locks.acquire(&undelivered, ttl(LONG), keyed(&undelivered)).await.unwrap();
-    locks.abandon(&undelivered, &lease);
+    locks.abandon(std::slice::from_ref(&undelivered), &lease);
     nothing_is_left(&undelivered).await;
 }
 

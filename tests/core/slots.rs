@@ -10,7 +10,7 @@ use std::time::Duration;
 use redlock_core::node::{Node, NodeSettings, NodeState};
 use redlock_core::{
     AcquireOptions, Lease, LockError, LockName, LockSet, LockState, LockToken, Nonce, Owner,
-    OwnerChoice, Redlock, Slots,
+    OwnerChoice, Redlock, SlotSet, Slots,
 };
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -119,6 +119,37 @@ async fn a_lost_slot_is_a_lost_grant() {
     locks.force_release_slot(&lock, 2, |_| ()).await.expect("held");
     assert_eq!(locks.release(&lock, &all.token).await, Err(LockError::Lost));
     assert_eq!(locks.inspect_slots(&lock, 4).await.holders, []);
+}
+
+/// A repetition of a request confirms its grant lock by lock, by extending it. It may be half-way
+/// when the gateway gives up the delivery to the client.
+#[tokio::test]
+async fn an_undelivered_grant_is_undone_as_a_whole_or_not_at_all() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let set = LockSet::new(vec![name("red"), name("green")]).unwrap();
+    let pool = [name("pool")];
+    for is_confirmed in [false, true] {
+        let stand = if is_confirmed { 2 } else { 0 };
+        let of_slots = acquire(&locks, &pool[0], asking(4, 2)).await;
+        let options = AcquireOptions::default();
+        let of_set = locks.acquire_set(&set, ttl(LONG_MS), options, None, |_| Ok(())).await;
+        let of_set = of_set.expect("the locks are free");
+        if is_confirmed {
+            let last = SlotSet::new([slots_of(&of_slots)[1]]).unwrap();
+            let part = of_slots.token.on_slots(last);
+            locks.extend(&pool[0], &part, ttl(LONG_MS)).await.expect("held");
+            locks.extend(&set.names()[1], &of_set.token, ttl(LONG_MS)).await.expect("held");
+        }
+        locks.abandon(&pool, &of_slots);
+        locks.abandon(set.names(), &of_set);
+        locks.drained().await;
+        assert_eq!(locks.inspect_slots(&pool[0], 4).await.holders.len(), stand);
+        for lock in set.names() {
+            let state = locks.inspect(lock).await.state;
+            assert_eq!(matches!(state, LockState::Held(_)), is_confirmed, "{lock}: {state:?}");
+        }
+    }
 }
 
 /// One master hangs, so every extension must find its two votes among the two others.

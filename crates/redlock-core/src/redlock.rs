@@ -354,20 +354,17 @@ impl Redlock {
     /// client. Returns without waiting for the nodes. Call this only for a lease that nobody has
     /// extended with its token. A replayed lease is left alone, because an earlier answer with the
     /// same token may have been delivered. A grant that another request of the same owner has
-    /// confirmed, by extending it, is left alone too.
-    pub fn abandon(&self, name: &LockName, lease: &Lease) {
+    /// confirmed, by extending it, is left alone too. `names` is the lock, or all locks of the set.
+    pub fn abandon(&self, names: &[LockName], lease: &Lease) {
         if !lease.replayed {
-            self.begin_release(name, &lease.token, ReleaseScope::Proposal);
+            release::undo_grant(&self.shared, &self.waiters, names, &lease.token);
         }
     }
 
     pub(crate) fn release_in_background(&self, name: &LockName, lease: &Lease) {
-        self.begin_release(name, &lease.token, ReleaseScope::Holder);
-    }
-
-    fn begin_release(&self, name: &LockName, token: &LockToken, scope: ReleaseScope) {
+        let token = &lease.token;
         for slot in token.slots().iter() {
-            let slot = (name, slot);
+            let (slot, scope) = ((name, slot), ReleaseScope::Holder);
             release::release_and_hand_off(&self.shared, &self.waiters, slot, token, scope);
         }
     }

@@ -416,7 +416,8 @@ impl Client {
                 {
                     // The token knows its slots.
                     let names = if slots.is_some() { &names[..1] } else { &names };
-                    names.iter().for_each(|name| redlock.abandon(&lock_name(*name), &lease));
+                    let names: Vec<_> = names.iter().map(|name| lock_name(*name)).collect();
+                    redlock.abandon(&names, &lease);
                 }
                 end(Answer::Cancelled);
                 return None;

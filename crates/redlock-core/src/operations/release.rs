@@ -260,6 +260,46 @@ pub(crate) async fn release_owner_of_slots(
     released.ok_or(LockError::Lost)
 }
 
+/// Undoes a grant that was never returned to a client, on each of these locks and on each of its
+/// slots. Does not wait for the answers.
+///
+/// A node undoes all of it in one operation, or spares all of it if a repetition of the request has
+/// confirmed a part. An undo of each lock alone would spare only that part, and the part would keep
+/// others out until its TTL ends.
+pub(crate) fn undo_grant(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    names: &[LockName],
+    token: &LockToken,
+) {
+    let scope = ReleaseScope::Proposal;
+    if let ([name], SlotSet::FIRST) = (names, token.slots()) {
+        release_and_hand_off(shared, waiters, (name, 1), token, scope);
+        return;
+    }
+    let of_name = |name| token.slots().iter().map(move |slot| shared.keys_of_slot((name, slot)));
+    let mut all = names.iter().flat_map(of_name);
+    let Some(first) = all.next() else { return };
+    let keys = first.with(all);
+    let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
+    let t = || shared.tokens.mint().map_or(token.fencing(), |now| now.max(token.fencing()));
+    // The undo hands nothing over: a waiter here tries by itself, and each plan wakes one.
+    let mut plans = names
+        .iter()
+        .map(|name| waiters.plan_handoff(&shared.keys(name).lock, |_| false, t, hints_arrive));
+    let Some(plan) = plans.next() else { return };
+    // The plans are made before the undo is sent, and dropped after it.
+    let others: Vec<_> = plans.collect();
+    // The operation has room for one hint. Waiters elsewhere for the other locks of a set find
+    // them free by their next poll.
+    plan.carry_out(|_, tell| {
+        let record = Record::new(token, &Info::default());
+        shared.release_on(Arc::new(Op::Release { keys, record, scope, tell }), ALL_NODES);
+        ((), None)
+    });
+    drop(others);
+}
+
 /// Releases a grant of one slot of a lock on all nodes. If the plan names a first waiter, the same
 /// call asks for the slot on behalf of that waiter. For a grant that was never returned to a
 /// client, `scope` is [`ReleaseScope::Proposal`].

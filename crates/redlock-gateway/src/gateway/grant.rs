@@ -59,13 +59,7 @@ impl Drop for GrantGuard {
                 }
             }
             target.locks().iter().for_each(|name| self.watches.read_soon(name));
-            match &target {
-                Target::Set(set) => {
-                    set.names().iter().for_each(|name| self.locks.abandon(name, &lease));
-                }
-                // The token knows the slots.
-                Target::Lock(name) | Target::Slots(name, _) => self.locks.abandon(name, &lease),
-            }
+            self.locks.abandon(target.locks(), &lease);
         }
     }
 }

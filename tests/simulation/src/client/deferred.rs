@@ -113,7 +113,8 @@ impl Client {
             let names = if name >= FIRST_SLOT { &names[..1] } else { &names[..] };
             tokio::select! {
                 Ok(()) = given_up => {
-                    names.iter().for_each(|name| redlock.abandon(&lock_name(*name), &lease));
+                    let names: Vec<_> = names.iter().map(|name| lock_name(*name)).collect();
+                    redlock.abandon(&names, &lease);
                 }
                 () = window => {}
             }
