@@ -6,11 +6,11 @@ that loses answers, and a separate gateway that requires a key.
 
 One line of JSON on stdout gives their addresses:
 
-    {"gateways": [URL, URL], "proxy": URL, "keyed": URL, "key": KEY, "admin": KEY}
+    {"gateways": [URL, URL], "proxy": URL, "keyed": URL, "key": KEY, "viewer": KEY, "admin": KEY}
 
 `proxy` stands in front of the first gateway. `keyed` is the separate gateway. Its API keys are
-`key`, which is valid for names that begin with "jobs/", and `admin`, which may do anything. Then
-the program reads orders from stdin, one JSON object in each line. It carries out each order and
+`key`, which is valid for names that begin with "jobs/"; `viewer`, which may list and inspect all
+locks; and `admin`, which may do anything. Then the program reads orders from stdin, one JSON object in each line. It carries out each order and
 answers with a line, {} or {"error": TEXT}:
 
     {"do": "stop-masters", "count": N}      the first N masters stop answering (SIGSTOP)
@@ -209,6 +209,7 @@ class Servers:
         keys = os.path.join(folder, "keys.toml")
         usual = "acquire,extend,release,inspect"
         self.key = self.new_key(keys, "test", usual, "jobs/*")
+        self.viewer = self.new_key(keys, "viewer", "inspect,list", "*")
         self.admin = self.new_key(keys, "admin", f"{usual},list,metrics,force", "*")
         self.keyed = keyed
         self.run_gateway(keyed, ["--auth-keys", keys])
@@ -244,7 +245,8 @@ class Servers:
     def addresses(self):
         urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         keyed = f"http://127.0.0.1:{self.keyed}"
-        return {"gateways": urls, "proxy": self.proxy.url, "keyed": keyed, "key": self.key, "admin": self.admin}
+        known = {"key": self.key, "viewer": self.viewer, "admin": self.admin}
+        return {"gateways": urls, "proxy": self.proxy.url, "keyed": keyed, **known}
 
     def do(self, order):
         what, index = order["do"], order.get("index", 0)

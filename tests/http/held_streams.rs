@@ -9,12 +9,13 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::process::Command;
+use tokio::time::timeout;
 
 use crate::http::audit::audit_lines;
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Answer, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{eventually, masters};
+use crate::support::harness::{PATIENCE, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::stream::{Event, Events};
 use crate::support::waiters::waiting_is;
@@ -88,6 +89,28 @@ async fn a_waiting_stream_shows_its_line_and_then_the_grant() {
     let shown = (&waiting.data["state"], &waiting.data["waiters_total"]);
     assert_eq!(shown, (&json!("held"), &json!(1)), "{waiting:?}");
     assert_eq!(waiting.data["fencing_token"], lease.fencing);
+    assert_eq!(waiting.data["position"], 1, "{waiting:?}");
+    let later = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 });
+    let mut later = holding(&gateway, "a", later).await;
+    let waiting = later.next_of("waiting", &[]).await;
+    let shown = (&waiting.data["position"], &waiting.data["waiters_total"]);
+    assert_eq!(shown, (&json!(2), &json!(2)), "{waiting:?}");
+    // One waiter goes and another one comes. The place changes, and the line keeps its length.
+    let mut last = holding(&gateway, "a", json!({ "ttl_ms": 60_000, "wait_ms": 20_000 })).await;
+    last.next_of("waiting", &[]).await;
+    drop(later);
+    let another = holding(&gateway, "a", json!({ "ttl_ms": 60_000, "wait_ms": 20_000 })).await;
+    let moved_up = async {
+        loop {
+            let waiting = last.next_of("waiting", &[]).await;
+            if (&waiting.data["position"], &waiting.data["waiters_total"]) == (&json!(2), &json!(3))
+            {
+                break;
+            }
+        }
+    };
+    timeout(PATIENCE, moved_up).await.expect("the stream shows the new place");
+    drop((last, another));
     assert_eq!(gateway.delete("a", &lease.token).await.status, 204);
     let granted = events.next_of("granted", &["waiting"]).await;
     assert!(granted.data["fencing_token"].as_u64() > Some(lease.fencing), "{granted:?}");

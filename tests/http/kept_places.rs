@@ -369,6 +369,7 @@ async fn waiters_are_shown_in_order_with_those_away() {
     assert!(since(0) < since(1), "{status}");
     let listed = gateway.get("/locks").await.json();
     assert!(listed["locks"][0].get("waiters").is_none(), "{listed}");
+    assert_eq!(listed["locks"][0]["waiters_total"], 3, "{listed}");
 }
 
 #[tokio::test]

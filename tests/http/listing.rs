@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use http::Method;
 use serde_json::json;
 
-use crate::http::keys::{HOLDER, Key, file, key};
+use crate::http::keys::{HOLDER, Key, file, key, with_keys};
 use crate::support::client::{Answer, lock_path};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, masters};
@@ -254,4 +254,34 @@ async fn a_second_listing_of_one_client_is_429_with_retry_after() {
         (gateway.get("/locks").await.status == 200).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_listing_shows_the_waiters_only_to_a_key_that_may_inspect() {
+    let viewer = key("viewer", "list,inspect", "*").await;
+    let lister = key("lister", "list", "*").await;
+    let holder = key("holder", HOLDER, "*").await;
+    let gateway = with_keys(&file(&[&viewer, &lister, &holder])).start().await;
+    let acquire = || holder.call(&gateway, Method::POST, &lock_path("job"));
+    assert_eq!(acquire().json(&json!({ "ttl_ms": 60_000 })).send().await.status, 201);
+    let _waits = tokio::spawn(acquire().json(&json!({ "wait_ms": 20_000 })).send());
+    let seen_by = async |key: &Key| page(key, &gateway, "", "").await.json()["locks"][0].clone();
+    eventually("the waiter is shown", async || {
+        (seen_by(&viewer).await["waiters_total"] == 1).then_some(())
+    })
+    .await;
+    assert_eq!(seen_by(&lister).await, json!({ "name": "job", "state": "held" }));
+}
+
+#[tokio::test]
+async fn an_inspection_says_whether_the_key_may_force_a_release() {
+    let viewer = key("viewer", "inspect", "*").await;
+    let admin = key("admin", "inspect,release,force", "jobs/*").await;
+    let gateway = with_keys(&file(&[&viewer, &admin])).start().await;
+    for (key, may_force) in [(&viewer, false), (&admin, true)] {
+        let status = key.get(&gateway, &lock_path("jobs/a")).await.json();
+        assert_eq!(status["may_force"], may_force, "{status}");
+    }
+    let open = Launch::embedded().start().await;
+    assert_eq!(open.inspect("jobs/a").await["may_force"], true);
 }

@@ -552,12 +552,16 @@ pub struct LockStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]
     pub nodes: Option<Vec<NodeAnswer>>,
+    /// Whether the caller may release the lock by force. Only in the answer of `GET /locks/{name}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = bool, required = false))]
+    pub may_force: Option<bool>,
     /// The first 100 in this gateway's line for the lock, in order. Absent when nobody waits here,
     /// and in listings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub waiters: Vec<Waiter>,
-    /// The length of that line. Absent when nobody waits here, and in listings.
+    /// The length of that line. Absent when nobody waits here.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub waiters_total: Option<u64>,

@@ -13,6 +13,18 @@ pub struct LockSnapshot {
     pub is_complete: bool,
 }
 
+/// The state of a lock that a request waits for, and the place of that request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceInLine {
+    /// The lock.
+    #[serde(flatten)]
+    pub status: LockStatus,
+    /// The place of the request in its gateway's line: 1 is served next. Absent for a moment when
+    /// the request has just left the line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<u64>,
+}
+
 /// Reports that the watcher read too slowly. A snapshot follows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lagged {

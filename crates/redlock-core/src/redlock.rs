@@ -192,11 +192,10 @@ impl Redlock {
         }
     }
 
-    /// The place in line, in this process, of the request with this
-    /// [shared](crate::OwnerChoice::Shared) owner: 1 is served next. Takes time in proportion to the
-    /// length of the line.
+    /// The place in line, in this process, of the request for this owner: 1 is served next. Takes
+    /// time in proportion to the length of the line.
     pub fn position(&self, name: &LockName, owner: &Owner) -> Option<usize> {
-        self.waiters.position(&self.shared.keys(name).lock, owner)
+        self.waiters.position(&self.shared.keys(name).lock, |params| params.owner == *owner)
     }
 
     /// The number of places in line that are kept for owners between two requests.

@@ -193,9 +193,9 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         self.queues.line_length(lock, Instant::now)
     }
 
-    /// The place in line of the waiter with this shared owner: 1 is served next.
-    pub(crate) fn position(&self, lock: &Bytes, owner: &Owner) -> Option<usize> {
-        self.queues.position(lock, owner, Instant::now())
+    /// The place in line of the first waiter with such parameters: 1 is served next.
+    pub(crate) fn position(&self, lock: &Bytes, is_it: impl Fn(&P) -> bool) -> Option<usize> {
+        self.queues.position(lock, Instant::now(), is_it)
     }
 
     pub(crate) fn count(&self) -> Waiting {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use redlock_core::node::{NodeState, NodeStatus, Remedy};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
-    OwnerChoice, PlacePermit, Priority, QueueMode, Redlock, SlotSet, Ttl, Waiter,
+    Owner, OwnerChoice, PlacePermit, Priority, QueueMode, Redlock, SlotSet, Ttl, Waiter,
 };
 use smallvec::SmallVec;
 use tokio::sync::Notify;
@@ -70,6 +70,9 @@ pub struct Gateway {
     bootstrap_refuted: Arc<AtomicBool>,
 }
 
+/// Tells the owner of a request that waits. See [`AcquireRequest::on_wait`].
+pub type WaitSender = tokio::sync::watch::Sender<Option<Owner>>;
+
 /// An acquire with checked arguments.
 #[derive(Debug, Clone)]
 pub struct AcquireRequest {
@@ -86,8 +89,8 @@ pub struct AcquireRequest {
     pub hold_at_least: Duration,
     /// How long to wait while the lock is held. `None` tries once.
     pub wait: Option<Duration>,
-    /// Notified when the request begins to wait.
-    pub on_wait: Option<Arc<Notify>>,
+    /// Gets the owner on the nodes each time that the request begins to wait.
+    pub on_wait: Option<WaitSender>,
     /// Whether the client was answered before the grant. Such a request keeps no place in line, and
     /// a later request claims its grant.
     pub is_deferred: bool,
@@ -297,6 +300,20 @@ impl Gateway {
             principal.as_deref(),
             idempotency_key.as_deref(),
         );
+        let owner = match owner {
+            // The owner identifies the request in the queue.
+            OwnerChoice::Fresh if on_wait.is_some() => OwnerChoice::Drawn(self.locks.fresh_owner()),
+            owner => owner,
+        };
+        let begins_to_wait = |name| {
+            if let (Some(on_wait), OwnerChoice::Drawn(owner) | OwnerChoice::Shared(owner)) =
+                (&on_wait, owner)
+            {
+                on_wait.send_replace(Some(owner));
+            }
+            // Publishes that the queue for the lock grows, and again when it is dropped.
+            LineChange::begin(&self.watches, name)
+        };
         let claimed = match owner {
             OwnerChoice::Shared(owner) if !is_deferred => Some(owner),
             OwnerChoice::Shared(_) | OwnerChoice::Drawn(_) | OwnerChoice::Fresh => None,
@@ -330,7 +347,7 @@ impl Gateway {
                     let Target::Set(set) = &target else {
                         let waits = || {
                             let share = self.wait_share.take(&client, name)?;
-                            place = Some((share, self.begins_to_wait(name, on_wait.as_deref())));
+                            place = Some((share, begins_to_wait(name)));
                             in_flight.wait();
                             let keeps_place = idempotency_key.is_some() && !is_deferred;
                             let kept =
@@ -348,7 +365,7 @@ impl Gateway {
                         drop(place.take());
                         let name = &set.names()[at];
                         let share = self.wait_share.take(&client, name)?;
-                        place = Some((share, self.begins_to_wait(name, on_wait.as_deref())));
+                        place = Some((share, begins_to_wait(name)));
                         in_flight.wait();
                         Ok(())
                     };
@@ -418,12 +435,6 @@ impl Gateway {
             LockError::NoQuorum(nodes) => self.without_quorum(nodes),
             error => error.into(),
         })
-    }
-
-    /// Publishes that the queue for a lock grows, and again when the result is dropped.
-    fn begins_to_wait(&self, name: &LockName, on_wait: Option<&Notify>) -> LineChange<'_> {
-        on_wait.into_iter().for_each(Notify::notify_one);
-        LineChange::begin(&self.watches, name)
     }
 
     /// The refusal for a missing quorum. If a majority is missing only because of quarantines, the
@@ -735,6 +746,11 @@ impl Gateway {
     /// The length of the line for a lock at this gateway.
     pub fn line_length(&self, name: &LockName) -> usize {
         self.locks.line_length(name)
+    }
+
+    /// The place in this gateway's line of the request for this owner: 1 is served next.
+    pub fn position(&self, name: &LockName, owner: &Owner) -> Option<usize> {
+        self.locks.position(name, owner)
     }
 
     /// Reads the lock's state from the nodes, and that of its first `slots` slots. The metrics count

@@ -91,15 +91,19 @@ export class Console {
     await this.page.type(selector, text);
   }
 
-  /** Clicks the first visible button with this text. */
+  /** Waits for the first visible button with this text, and clicks it. */
   async click(text) {
-    const isClicked = await this.page.evaluate((text) => {
+    const end = performance.now() + PATIENCE;
+    const click = (text) => {
       const buttons = [...document.querySelectorAll("button:enabled")];
       const button = buttons.find((it) => it.checkVisibility() && it.innerText.trim() === text);
       button?.click();
       return button !== undefined;
-    }, text);
-    assert.ok(isClicked, `there is no button ${text}`);
+    };
+    while (!(await this.page.evaluate(click, text))) {
+      assert.ok(performance.now() < end, `there is no button ${text}`);
+      await sleep(20);
+    }
   }
 
   /** Sets dark or light, and reduced motion. */

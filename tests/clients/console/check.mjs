@@ -230,6 +230,23 @@ if (servers !== undefined) {
   );
 
   await shown(
+    "a key without the permission is offered no forced release",
+    "seen/",
+    async (page) => {
+      await page.shows("#status", /^key needed$/);
+      await page.type("#key-input", servers.places.viewer);
+      await page.page.keyboard.press("Enter");
+      await page.shows("#status", /^live$/);
+      await new Client(keyed, admin).acquire("seen/a", { owner: "somebody" });
+      await page.row("seen/a", /somebody/);
+      await page.page.click('tr[data-lock="seen/a"]');
+      const text = await page.shows("#details", /somebody .*left unless extended.* node-1 held/);
+      assert.doesNotMatch(text, /Force/);
+    },
+    keyed,
+  );
+
+  await shown(
     "a key that may not list is told so",
     "jobs/",
     async (page) => {

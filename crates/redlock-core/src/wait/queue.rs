@@ -507,16 +507,21 @@ impl<P, A> WaitQueues<P, A> {
         here + self.with_places(places, lock, now(), |places| places.line().len())
     }
 
-    /// The place in line of the waiter with this shared owner: 1 is served next.
-    pub(crate) fn position(&self, lock: &Bytes, owner: &Owner, now: Instant) -> Option<usize> {
+    /// The place in line of the first waiter with such parameters: 1 is served next.
+    pub(crate) fn position(
+        &self,
+        lock: &Bytes,
+        now: Instant,
+        is_it: impl Fn(&P) -> bool,
+    ) -> Option<usize> {
         if self.is_empty() {
             return None;
         }
         let mut shard = self.shard(lock);
         let Shard { queues, places } = &mut *shard;
         let here = &queues.get(lock)?.waiters;
-        let is_it = |waiter: &Waiter<P, A>| waiter.shared_owner.as_ref() == Some(owner);
-        let number = here.iter().find_map(|(number, waiter)| is_it(waiter).then_some(*number))?;
+        let mut numbers = here.iter();
+        let (&number, _) = numbers.find(|(_, waiter)| is_it(&waiter.params))?;
         let away =
             self.with_places(places, lock, now, |places| places.line().range(..number).count());
         Some(away + here.range(..number).count() + 1)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use redlock_core::{LockError, Owner, Ttl};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::{Instant as TokioInstant, sleep_until};
 
 use super::requests::{
@@ -142,8 +142,8 @@ struct DeferredTask {
 
 impl DeferredTask {
     async fn run(mut self, request: AcquireRequest, in_flight: InFlight) {
-        let waits = Arc::new(Notify::new());
-        let request = AcquireRequest { on_wait: Some(waits.clone()), is_deferred: true, ..request };
+        let (on_wait, mut waits) = watch::channel(None);
+        let request = AcquireRequest { on_wait: Some(on_wait), is_deferred: true, ..request };
         let (gateway, deferred) = (self.gateway.clone(), self.deferred.clone());
         let result = {
             let acquired = acquire(&gateway, &deferred, request, in_flight);
@@ -151,7 +151,7 @@ impl DeferredTask {
             loop {
                 tokio::select! {
                     result = &mut acquired => break result,
-                    () = waits.notified(), if !self.client_knows_id => {
+                    Ok(()) = waits.changed(), if !self.client_knows_id => {
                         self.client_knows_id = deferred.advance(DeferredStage::Waiting);
                     }
                 }

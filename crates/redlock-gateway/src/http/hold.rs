@@ -16,10 +16,10 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream;
-use redlock_api::{AcquireBody, Lease, LockStatus, StreamEnd, StreamEndReason};
-use redlock_core::{LockName, LockToken, Slots, Ttl};
+use redlock_api::{AcquireBody, Lease, LockStatus, PlaceInLine, StreamEnd, StreamEndReason};
+use redlock_core::{LockName, LockToken, Owner, Slots, Ttl};
 use serde::Serialize;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::access::{LockAccess, Standing};
@@ -30,7 +30,7 @@ use super::watch::{HEARTBEAT, stream_response, write_event};
 use super::wire;
 use crate::audit::RequestEnd;
 use crate::auth::Verb;
-use crate::gateway::{GrantGuard, LeaseView, StreamPermit};
+use crate::gateway::{GrantGuard, LeaseView, StreamPermit, WaitSender};
 use crate::overload::in_flight::RequestClass;
 
 /// Events buffered for a connection that accepts none. When the buffer is full, extensions stop and
@@ -51,8 +51,10 @@ const RETRIES_PER_TTL: u32 = 10;
 const NOTICES_PER_TTL: u32 = 8;
 const SHORTEST_NOTICE: Duration = Duration::from_millis(100);
 const LONGEST_NOTICE: Duration = Duration::from_secs(2);
-/// How often the queue is looked at for a waiter.
+/// How often the queue is looked at for a waiter. In a line longer than [`LONG_LINE`], this time
+/// grows with the length.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
+const LONG_LINE: f64 = 1_000.0;
 /// The shortest TTL of a stream, in milliseconds. With a shorter one, one stream could extend its
 /// lock hundreds of times a second.
 const SHORTEST_TTL: u32 = 1_000;
@@ -135,18 +137,21 @@ struct HeldLease {
 
 impl HeldStream {
     async fn acquire(mut self, lock: LockAccess, body: Box<AcquireBody>) {
-        let (head, waits) = (self.head.clone(), Arc::new(Notify::new()));
+        let head = self.head.clone();
+        let (on_wait, mut waits) = watch::channel(None);
         let slots = body.slots.as_ref().and_then(|slots| slots.as_u64()?.try_into().ok());
         let slots = slots.unwrap_or(1).clamp(1, Slots::MAX);
-        let acquired = Self::acquired(&lock, &head, body, self.began, waits.clone());
+        let acquired = Self::acquired(&lock, &head, body, self.began, on_wait);
         let (mut decided, pieces) = (self.decided.take(), self.pieces.clone());
         let mut record = None;
         // Runs beside the request, which must not stand still when its turn comes.
         let waiting = async {
-            waits.notified().await;
+            let Ok(owner) = waits.wait_for(Option::is_some).await.map(|owner| *owner) else {
+                return std::future::pending().await;
+            };
             record = Some(lock.access.take_record());
             decide(&mut decided, Ok(()));
-            let queue = QueueView { lock: &lock, slots, pieces: &pieces };
+            let queue = QueueView { lock: &lock, owner, slots, pieces: &pieces };
             queue.show().await
         };
         let result = tokio::select! {
@@ -186,13 +191,13 @@ impl HeldStream {
         head: &AcquireHead,
         body: Box<AcquireBody>,
         began: Instant,
-        waits: Arc<Notify>,
+        on_wait: WaitSender,
     ) -> Result<(LeaseView, GrantGuard, Asked), ApiError> {
         let gateway = lock.access.gateway();
         let mut in_flight = lock.access.enter(RequestClass::Other).await?;
         let (mut request, asked) = Asked::read(lock, head, body, began.into_std())?;
         asked.charge(&lock.access).await?;
-        request.on_wait = Some(waits);
+        request.on_wait = Some(on_wait);
         let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
         let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
         lock.check_again()?;
@@ -356,38 +361,50 @@ fn decide(
 /// The queue of a lock, as a waiter sees it.
 struct QueueView<'a> {
     lock: &'a LockAccess,
+    /// The owner of the request that waits.
+    owner: Option<Owner>,
     /// How many slots are shown.
     slots: u16,
     pieces: &'a mpsc::Sender<Piece>,
 }
 
 impl QueueView<'_> {
-    /// Sends the state of the lock at first, and again whenever the length of the queue has changed.
-    /// Ends when the caller may no longer acquire the lock.
+    /// Sends the state of the lock at first, and again whenever the length of the queue or the place
+    /// of the request has changed. Ends when the caller may no longer acquire the lock.
     async fn show(&self) -> ApiError {
         let mut tick = tokio::time::interval(LINE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut shown, mut heard) = (None, Instant::now());
+        let gateway = self.lock.access.gateway();
+        let name = &self.lock.name;
+        let place = || self.owner.and_then(|owner| gateway.position(name, &owner));
+        let (mut shown, mut heard, mut next_look) = (None, Instant::now(), Instant::now());
         loop {
             tick.tick().await;
             if let Err(error) = self.lock.check_again() {
                 return error;
             }
-            let line = self.lock.access.gateway().line_length(&self.lock.name);
-            let text = if shown != Some(line) {
-                self.state().await
+            let now = Instant::now();
+            let seen = (now >= next_look).then(|| {
+                let length = gateway.line_length(name);
+                // All waiters of a long line together must not look too often.
+                next_look = now + LINE_INTERVAL.mul_f64(length as f64 / LONG_LINE);
+                (length, place())
+            });
+            let text = if let Some(seen) = seen.filter(|seen| shown != Some(*seen)) {
+                shown = Some(seen);
+                self.state(seen.1).await
             } else if heard.elapsed() >= HEARTBEAT {
                 ":\n\n".into()
             } else {
                 continue;
             };
-            (shown, heard) = (Some(line), Instant::now());
+            heard = Instant::now();
             // The event is optional. It must not wait for a client that does not read.
             drop(self.pieces.try_send(Piece(text.into(), None)));
         }
     }
 
-    async fn state(&self) -> String {
+    async fn state(&self, place: Option<usize>) -> String {
         let LockAccess { access, name, .. } = self.lock;
         let inspection = access.gateway().inspect(name, self.slots).await;
         let waiters = access.gateway().waiters(name);
@@ -397,7 +414,8 @@ impl QueueView<'_> {
             false => wire::state_only(name, status),
         };
         let mut text = String::new();
-        write_event(&mut text, "waiting", None, &status);
+        let position = place.map(|place| place as u64);
+        write_event(&mut text, "waiting", None, &PlaceInLine { status, position });
         text
     }
 }

@@ -355,7 +355,9 @@ pub(super) async fn inspect(
     // Boxed, because an unboxed future would make the future of every request larger.
     let inspection = Box::pin(access.gateway().inspect(name, slots)).await;
     let waiters = access.gateway().waiters(name);
-    json_response(StatusCode::OK, &lock_status(name, inspection, waiters, access.sees_nodes()))
+    let status = lock_status(name, inspection, waiters, access.sees_nodes());
+    let may_force = Some(access.caller().may(Verb::Force, name));
+    json_response(StatusCode::OK, &LockStatus { may_force, ..status })
 }
 
 /// List held locks
@@ -366,9 +368,9 @@ pub(super) async fn inspect(
 /// repaired during the listing may be missed or repeated. If more new locks appear between two
 /// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 ///
-/// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
-/// of each client, and two of all clients together, may run at a time; the gateway answers others
-/// 429.
+/// A key sees the locks that it may list, and the holders of those that it may inspect, with the
+/// length of this gateway's line. One listing of each client, and two of all clients together, may
+/// run at a time; the gateway answers others 429.
 ///
 /// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 /// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -407,7 +409,8 @@ pub(super) async fn list(
         .await
         .map_err(|refusal| access.refused(refusal))?;
     let shows = |name: &_| access.caller().may(Verb::Inspect, name);
-    json_response(StatusCode::OK, &lock_list(page, shows))
+    let line_length = |name: &_| access.gateway().line_length(name);
+    json_response(StatusCode::OK, &lock_list(page, line_length, shows))
 }
 
 /// The answer to `/locks/` without a name.

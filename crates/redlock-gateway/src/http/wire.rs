@@ -118,16 +118,23 @@ pub(super) fn lock_status(
 }
 
 /// A page of held locks. `shows`: whether the caller may see more of a lock than that it is held.
-pub(super) fn lock_list(page: ListView, shows: impl Fn(&LockName) -> bool) -> LockList {
+pub(super) fn lock_list(
+    page: ListView,
+    line_length: impl Fn(&LockName) -> usize,
+    shows: impl Fn(&LockName) -> bool,
+) -> LockList {
     let status = |(stored, state): (LockName, _)| {
         let (name, slot) = stored.lock_and_slot();
+        let shows = shows(&name);
         let status = match state {
-            redlock_core::LockState::Held(_) if !shows(&name) => {
+            redlock_core::LockState::Held(_) if !shows => {
                 status_of(&name, LockState::Held, HeldBy::default())
             }
             state => majority_view(&name, state),
         };
-        LockStatus { slot: Some(slot.into()).filter(|slot| *slot > 1), ..status }
+        let total = shows.then(|| line_length(&name) as u64).filter(|total| *total > 0);
+        let slot = Some(slot.into()).filter(|slot| *slot > 1);
+        LockStatus { slot, waiters_total: total, ..status }
     };
     LockList { locks: page.locks.into_iter().map(status).collect(), next_cursor: page.next }
 }
@@ -217,6 +224,7 @@ fn status_of(name: &LockName, state: LockState, by: HeldBy) -> LockStatus {
         slots: slots.map(u32::from),
         holders: Vec::new(),
         nodes: None,
+        may_force: None,
         waiters: Vec::new(),
         waiters_total: None,
     }

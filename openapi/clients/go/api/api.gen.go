@@ -539,6 +539,9 @@ type LockStatus struct {
 	// Key The name of the API key that acquired the lock. Absent where there are no keys.
 	Key *string `json:"key,omitempty"`
 
+	// MayForce Whether the caller may release the lock by force. Only in the answer of `GET /locks/{name}`.
+	MayForce *bool `json:"may_force,omitempty"`
+
 	// Metadata The holder's metadata.
 	Metadata map[string]string `json:"metadata,omitempty"`
 
@@ -565,7 +568,7 @@ type LockStatus struct {
 	// and in listings.
 	Waiters []Waiter `json:"waiters,omitempty"`
 
-	// WaitersTotal The length of that line. Absent when nobody waits here, and in listings.
+	// WaitersTotal The length of that line. Absent when nobody waits here.
 	WaitersTotal *int64 `json:"waiters_total,omitempty"`
 }
 
@@ -1009,9 +1012,9 @@ type ClientInterface interface {
 	// repaired during the listing may be missed or repeated. If more new locks appear between two
 	// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 	//
-	// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
-	// of each client, and two of all clients together, may run at a time; the gateway answers others
-	// 429.
+	// A key sees the locks that it may list, and the holders of those that it may inspect, with the
+	// length of this gateway's line. One listing of each client, and two of all clients together, may
+	// run at a time; the gateway answers others 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 	// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -1306,9 +1309,9 @@ func (c *Client) ReleaseLocks(ctx context.Context, params *ReleaseLocksParams, r
 // repaired during the listing may be missed or repeated. If more new locks appear between two
 // pages than one page holds, the listing may not come to an end: use a larger `limit`.
 //
-// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
-// of each client, and two of all clients together, may run at a time; the gateway answers others
-// 429.
+// A key sees the locks that it may list, and the holders of those that it may inspect, with the
+// length of this gateway's line. One listing of each client, and two of all clients together, may
+// run at a time; the gateway answers others 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 // prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -2529,9 +2532,9 @@ type ClientWithResponsesInterface interface {
 	// repaired during the listing may be missed or repeated. If more new locks appear between two
 	// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 	//
-	// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
-	// of each client, and two of all clients together, may run at a time; the gateway answers others
-	// 429.
+	// A key sees the locks that it may list, and the holders of those that it may inspect, with the
+	// length of this gateway's line. One listing of each client, and two of all clients together, may
+	// run at a time; the gateway answers others 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 	// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -4446,9 +4449,9 @@ func (c *ClientWithResponses) ReleaseLocksWithResponse(ctx context.Context, para
 // repaired during the listing may be missed or repeated. If more new locks appear between two
 // pages than one page holds, the listing may not come to an end: use a larger `limit`.
 //
-// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
-// of each client, and two of all clients together, may run at a time; the gateway answers others
-// 429.
+// A key sees the locks that it may list, and the holders of those that it may inspect, with the
+// length of this gateway's line. One listing of each client, and two of all clients together, may
+// run at a time; the gateway answers others 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 // prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`

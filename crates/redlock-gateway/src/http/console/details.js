@@ -19,19 +19,23 @@ class HoldCard {
   #since = el("span");
   #facts = el("dl");
   #title = el("h3");
+  #force;
 
   constructor(onForce) {
+    const button = { type: "button", class: "quiet-danger", click: onForce };
+    this.#force = el("button", button, "Force release…");
     this.element = el(
       "section",
       { class: "hold" },
       this.#title,
       el("p", { class: "left" }, this.#left, this.#bar.element),
       this.#facts,
-      el("button", { type: "button", class: "quiet-danger", click: onForce }, "Force release…"),
+      this.#force,
     );
   }
 
-  update(lock, hold, now) {
+  update(lock, hold, now, mayForce) {
+    this.#force.hidden = !mayForce;
     const slot = lock.hasSlots ? `Slot ${hold.slot}: ` : "";
     setText(this.#title, slot + (hold.isHidden ? "held" : label(hold)));
     if (this.#hold !== hold) {
@@ -77,6 +81,8 @@ export class Details {
   #onForce;
   #onAnswer;
   #name;
+  /** Whether the key may release the lock by force. Not known before the first answer. */
+  #mayForce = false;
   #timer;
   #shownEvents = undefined;
   #cards = new Map();
@@ -122,6 +128,7 @@ export class Details {
 
   open(name) {
     this.#name = name;
+    this.#mayForce = false;
     setText(this.#title, name);
     this.#fail("");
     this.#showAnswers([]);
@@ -151,7 +158,7 @@ export class Details {
     for (const hold of lock?.inOrder ?? []) {
       const { slot } = hold;
       const card = earlier.get(slot) ?? new HoldCard(() => this.#onForce(this.#name, slot));
-      card.update(lock, hold, now);
+      card.update(lock, hold, now, this.#mayForce);
       this.#cards.set(slot, card);
     }
     arrange(
@@ -226,6 +233,7 @@ export class Details {
       const status = await response.json();
       if (this.#name === name) {
         this.#locks.inspected(status, askedAt);
+        this.#mayForce = status.may_force ?? true;
         this.#showAnswers(status.nodes ?? []);
         this.#fail("");
         this.#onAnswer();

@@ -99,9 +99,9 @@ export interface paths {
          *     repaired during the listing may be missed or repeated. If more new locks appear between two
          *     pages than one page holds, the listing may not come to an end: use a larger `limit`.
          *
-         *     A key sees the locks that it may list, and the holders of those that it may inspect. One listing
-         *     of each client, and two of all clients together, may run at a time; the gateway answers others
-         *     429.
+         *     A key sees the locks that it may list, and the holders of those that it may inspect, with the
+         *     length of this gateway's line. One listing of each client, and two of all clients together, may
+         *     run at a time; the gateway answers others 429.
          *
          *     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
          *     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -774,6 +774,8 @@ export interface components {
             holders?: components["schemas"]["SlotHolder"][];
             /** @description The name of the API key that acquired the lock. Absent where there are no keys. */
             key?: string;
+            /** @description Whether the caller may release the lock by force. Only in the answer of `GET /locks/{name}`. */
+            may_force?: boolean;
             /** @description The holder's metadata. */
             metadata?: {
                 [key: string]: string;
@@ -804,7 +806,7 @@ export interface components {
             waiters?: components["schemas"]["Waiter"][];
             /**
              * Format: int64
-             * @description The length of that line. Absent when nobody waits here, and in listings.
+             * @description The length of that line. Absent when nobody waits here.
              */
             waiters_total?: number;
         };

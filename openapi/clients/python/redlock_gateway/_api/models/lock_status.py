@@ -43,6 +43,8 @@ class LockStatus:
             no holder asked
             for slots. The fields of the holder beside this list are those of the first one.
         key (str | Unset): The name of the API key that acquired the lock. Absent where there are no keys.
+        may_force (bool | Unset): Whether the caller may release the lock by force. Only in the answer of `GET
+            /locks/{name}`.
         metadata (LockStatusMetadata | Unset): The holder's metadata.
         nodes (list[NodeAnswer] | Unset): The answer of each node, about slot 1. Absent in listings.
         owner (str | Unset): The holder's label.
@@ -52,7 +54,7 @@ class LockStatus:
         waiters (list[Waiter] | Unset): The first 100 in this gateway's line for the lock, in order. Absent when nobody
             waits here,
             and in listings.
-        waiters_total (int | Unset): The length of that line. Absent when nobody waits here, and in listings.
+        waiters_total (int | Unset): The length of that line. Absent when nobody waits here.
     """
 
     name: str
@@ -62,6 +64,7 @@ class LockStatus:
     fencing_token: int | Unset = UNSET
     holders: list[SlotHolder] | Unset = UNSET
     key: str | Unset = UNSET
+    may_force: bool | Unset = UNSET
     metadata: LockStatusMetadata | Unset = UNSET
     nodes: list[NodeAnswer] | Unset = UNSET
     owner: str | Unset = UNSET
@@ -92,6 +95,8 @@ class LockStatus:
                 holders.append(holders_item)
 
         key = self.key
+
+        may_force = self.may_force
 
         metadata: dict[str, Any] | Unset = UNSET
         if not isinstance(self.metadata, Unset):
@@ -137,6 +142,8 @@ class LockStatus:
             field_dict["holders"] = holders
         if key is not UNSET:
             field_dict["key"] = key
+        if may_force is not UNSET:
+            field_dict["may_force"] = may_force
         if metadata is not UNSET:
             field_dict["metadata"] = metadata
         if nodes is not UNSET:
@@ -190,6 +197,8 @@ class LockStatus:
 
         key = d.pop("key", UNSET)
 
+        may_force = d.pop("may_force", UNSET)
+
         _metadata = d.pop("metadata", UNSET)
         metadata: LockStatusMetadata | Unset
         if isinstance(_metadata, Unset):
@@ -231,6 +240,7 @@ class LockStatus:
             fencing_token=fencing_token,
             holders=holders,
             key=key,
+            may_force=may_force,
             metadata=metadata,
             nodes=nodes,
             owner=owner,
