@@ -58,10 +58,11 @@ def before_call(context, case, kwargs):
     # A change may make a wrong request valid, and a valid request needs more changes. The tool
     # itself finds out, after each change, whether a request is valid.
     for _ in range(2):
-        fit(case)
+        fit_request(case)
 
 
-def fit(case):
+def fit_request(case):
+    """Applies each rule once."""
     # A request that waits a day for a held lock is valid. But its answer would take a day.
     body = case.body if isinstance(case.body, dict) else {}
     if isinstance(body.get("wait_ms"), (int, float)) and 50 < body["wait_ms"] <= DAY_MS:

@@ -10,8 +10,8 @@ One line of JSON on stdout gives their addresses:
 
 `proxy` stands in front of the first gateway. `keyed` is the separate gateway. Its API keys are
 `key`, which is valid for names that begin with "jobs/"; `viewer`, which may list and inspect all
-locks; and `admin`, which may do anything. Then the program reads orders from stdin, one JSON object in each line. It carries out each order and
-answers with a line, {} or {"error": TEXT}:
+locks; and `admin`, which may do anything. Then the program reads orders from stdin, one JSON object
+in each line. It carries out each order and answers with a line, {} or {"error": TEXT}:
 
     {"do": "stop-masters", "count": N}      the first N masters stop answering (SIGSTOP)
     {"do": "continue-masters"}

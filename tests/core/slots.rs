@@ -12,7 +12,8 @@ use redlock_core::{
     AcquireOptions, Lease, LockError, LockName, LockSet, LockState, LockToken, Nonce, Owner,
     OwnerChoice, Redlock, SlotSet, Slots,
 };
-use tokio::task::JoinSet;
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
 use super::waiting::another;
@@ -46,6 +47,30 @@ fn slots_of(lease: &Lease) -> Vec<u16> {
 fn held_slots(result: Result<Lease, LockError>) -> Vec<u16> {
     let Err(LockError::Held(by)) = result else { panic!("{result:?}") };
     by.holders().iter().map(|holder| holder.slot).collect()
+}
+
+/// A request, and the moment of its end.
+type Waiter = JoinHandle<(Result<Lease, LockError>, Instant)>;
+
+/// A request that waits for a lock, and the event that it begins to wait.
+fn waiting(
+    locks: &Redlock,
+    lock: &LockName,
+    options: AcquireOptions,
+    patience: Duration,
+) -> (Waiter, oneshot::Receiver<()>) {
+    let (begins, begun) = oneshot::channel();
+    let locks = locks.clone();
+    let lock = lock.clone();
+    let waiter = tokio::spawn(async move {
+        let on_wait = || {
+            begins.send(()).expect("the test listens");
+            Ok(())
+        };
+        let lease = locks.acquire_within(&lock, ttl(LONG_MS), options, patience, on_wait).await;
+        (lease, Instant::now())
+    });
+    (waiter, begun)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -121,8 +146,8 @@ async fn a_lost_slot_is_a_lost_grant() {
     assert_eq!(locks.inspect_slots(&lock, 4).await.holders, []);
 }
 
-/// A repetition of a request confirms its grant lock by lock, by extending it. It may be half-way
-/// when the gateway gives up the delivery to the client.
+/// A repetition of a request confirms its grant lock by lock, by extending it. The gateway may give
+/// up the delivery while that repetition is half done.
 #[tokio::test]
 async fn an_undelivered_grant_is_undone_as_a_whole_or_not_at_all() {
     let cluster = Cluster::start(3).await;
@@ -149,6 +174,41 @@ async fn an_undelivered_grant_is_undone_as_a_whole_or_not_at_all() {
             let state = locks.inspect(lock).await.state;
             assert_eq!(matches!(state, LockState::Held(_)), is_confirmed, "{lock}: {state:?}");
         }
+    }
+}
+
+/// Waiters poll 400 to 800 ms after their first attempt, so only a wake-up explains a quick grant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_undelivered_grant_goes_to_the_waiters_of_each_lock_at_once() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let pool = [name("pool")];
+    let set = LockSet::new(vec![name("red"), name("green")]).unwrap();
+    for at in 0..3 {
+        let mut times = Vec::new();
+        for _ in 0..7 {
+            let (lock, options) = match at {
+                0 => (&pool[0], asking(2, 1)),
+                _ => (&set.names()[at - 1], AcquireOptions::default()),
+            };
+            let (names, lease) = if at == 0 {
+                (&pool[..], acquire(&locks, lock, asking(2, 2)).await)
+            } else {
+                let options = AcquireOptions::default();
+                let lease = locks.acquire_set(&set, ttl(LONG_MS), options, None, |_| Ok(())).await;
+                (set.names(), lease.expect("the locks are free"))
+            };
+            let (waiter, begun) = waiting(&locks, lock, options, PATIENCE);
+            begun.await.expect("it waits");
+            let since = Instant::now();
+            locks.abandon(names, &lease);
+            let (granted, at) = waiter.await.expect("no panic");
+            times.push(at.saturating_duration_since(since));
+            locks.release(lock, &granted.expect("it is free").token).await.expect("held");
+            locks.drained().await;
+        }
+        println!("{times:?}");
+        assert!(median(times.clone()) <= BY_A_HINT, "{times:?}");
     }
 }
 
@@ -337,21 +397,7 @@ async fn the_next_waiter_tries_at_once_when_a_heavy_one_gives_up() {
     let mut times = Vec::new();
     for _ in 0..7 {
         let held = acquire(&locks, &lock, asking(4, 3)).await;
-        let wait = |take, patience: Duration| {
-            let (locks, lock) = (locks.clone(), lock.clone());
-            let (begins, begun) = tokio::sync::oneshot::channel();
-            let waiter = tokio::spawn(async move {
-                let on_wait = || {
-                    begins.send(()).expect("the test listens");
-                    Ok(())
-                };
-                let lease = locks
-                    .acquire_within(&lock, ttl(LONG_MS), asking(4, take), patience, on_wait)
-                    .await;
-                (lease, Instant::now())
-            });
-            (waiter, begun)
-        };
+        let wait = |take, patience| waiting(&locks, &lock, asking(4, take), patience);
         // Without a wake-up, the light waiter polls 400 to 800 ms after its first attempt. The heavy
         // waiter gives up long before that, so only a wake-up can explain a quick grant.
         let (heavy, begun) = wait(2, Duration::from_millis(120));

@@ -15,7 +15,7 @@ use crate::http::audit::audit_lines;
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Answer, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{PATIENCE, eventually, masters};
+use crate::support::harness::{eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::stream::{Event, Events};
 use crate::support::waiters::waiting_is;
@@ -84,32 +84,29 @@ async fn the_gateway_extends_the_lock_until_it_is_released() {
 async fn a_waiting_stream_shows_its_line_and_then_the_grant() {
     let gateway = Launch::embedded().start().await;
     let lease = gateway.acquire_for("a", 60_000).await;
-    let mut events = holding(&gateway, "a", json!({ "ttl_ms": 60_000, "wait_ms": 20_000 })).await;
-    let waiting = events.next_of("waiting", &[]).await;
-    let shown = (&waiting.data["state"], &waiting.data["waiters_total"]);
-    assert_eq!(shown, (&json!("held"), &json!(1)), "{waiting:?}");
-    assert_eq!(waiting.data["fencing_token"], lease.fencing);
-    assert_eq!(waiting.data["position"], 1, "{waiting:?}");
-    let later = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 });
-    let mut later = holding(&gateway, "a", later).await;
-    let waiting = later.next_of("waiting", &[]).await;
-    let shown = (&waiting.data["position"], &waiting.data["waiters_total"]);
-    assert_eq!(shown, (&json!(2), &json!(2)), "{waiting:?}");
-    // One waiter goes and another one comes. The place changes, and the line keeps its length.
-    let mut last = holding(&gateway, "a", json!({ "ttl_ms": 60_000, "wait_ms": 20_000 })).await;
-    last.next_of("waiting", &[]).await;
-    drop(later);
-    let another = holding(&gateway, "a", json!({ "ttl_ms": 60_000, "wait_ms": 20_000 })).await;
-    let moved_up = async {
-        loop {
-            let waiting = last.next_of("waiting", &[]).await;
-            if (&waiting.data["position"], &waiting.data["waiters_total"]) == (&json!(2), &json!(3))
-            {
-                break;
-            }
-        }
+    let waits = async || {
+        let mut events =
+            holding(&gateway, "a", json!({ "ttl_ms": 60_000, "wait_ms": 25_000 })).await;
+        let waiting = events.next_of("waiting", &[]).await;
+        (events, waiting)
     };
-    timeout(PATIENCE, moved_up).await.expect("the stream shows the new place");
+    let place = |waiting: &Event| {
+        (waiting.data["position"].as_u64(), waiting.data["waiters_total"].as_u64())
+    };
+    let (mut events, waiting) = waits().await;
+    assert_eq!(waiting.data["state"], "held", "{waiting:?}");
+    assert_eq!(waiting.data["fencing_token"], lease.fencing);
+    assert_eq!(place(&waiting), (Some(1), Some(1)), "{waiting:?}");
+    let (leaves, waiting) = waits().await;
+    assert_eq!(place(&waiting), (Some(2), Some(2)), "{waiting:?}");
+    let (mut last, waiting) = waits().await;
+    assert_eq!(place(&waiting), (Some(3), Some(3)), "{waiting:?}");
+    // One waiter goes and another one comes.
+    drop(leaves);
+    let another = waits().await;
+    let moves_up =
+        async { while place(&last.next_of("waiting", &[]).await) != (Some(2), Some(3)) {} };
+    timeout(Duration::from_secs(15), moves_up).await.expect("the stream shows the new place");
     drop((last, another));
     assert_eq!(gateway.delete("a", &lease.token).await.status, 204);
     let granted = events.next_of("granted", &["waiting"]).await;

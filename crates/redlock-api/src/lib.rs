@@ -37,7 +37,7 @@ pub use self::locks::{
 };
 pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
 pub use self::requests::{CallbackState, LockReady, LockReadyData, RequestState, RequestStatus};
-pub use self::watch::{Lagged, LockSnapshot, PlaceInLine, StreamEnd, StreamEndReason};
+pub use self::watch::{Lagged, LockSnapshot, StreamEnd, StreamEndReason, WaitingStatus};
 
 #[cfg(test)]
 mod tests;

@@ -552,7 +552,7 @@ pub struct LockStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]
     pub nodes: Option<Vec<NodeAnswer>>,
-    /// Whether the caller may release the lock by force. Only in the answer of `GET /locks/{name}`.
+    /// Whether the caller may release the lock by force. Absent in listings and in events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = bool, required = false))]
     pub may_force: Option<bool>,
@@ -561,7 +561,8 @@ pub struct LockStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub waiters: Vec<Waiter>,
-    /// The length of that line. Absent when nobody waits here.
+    /// The length of that line. Absent when nobody waits here, or when the caller may not inspect
+    /// the lock. In a listing, each held slot of a lock shows the whole line.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub waiters_total: Option<u64>,

@@ -15,12 +15,12 @@ pub struct LockSnapshot {
 
 /// The state of a lock that a request waits for, and the place of that request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlaceInLine {
+pub struct WaitingStatus {
     /// The lock.
     #[serde(flatten)]
     pub status: LockStatus,
-    /// The place of the request in its gateway's line: 1 is served next. Absent for a moment when
-    /// the request has just left the line.
+    /// The place of the request in its gateway's queue: 1 is served next. Absent for a moment when
+    /// the request has just left the queue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position: Option<u64>,
 }

@@ -15,7 +15,7 @@ use crate::cluster::bootstrap::{self, Bootstrap};
 use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Quorum;
 use crate::model::retry::RetryPolicy;
-use crate::model::slots::Slots;
+use crate::model::slots::{SlotSet, Slots};
 use crate::model::types::{FencingToken, LockName, LockSet, LockToken, Owner, Ttl};
 use crate::model::validity::Lease;
 use crate::node::{Listener, Node, NodeStatus, ReleaseScope};
@@ -161,8 +161,13 @@ impl Redlock {
         on_wait: impl FnMut(usize) -> Result<(), LockError> + Send,
     ) -> Result<Lease, LockError> {
         let priority = options.priority;
-        let params =
-            AcquireParams::new(&self.shared, self.shared.keys_of(names), None, ttl, options)?;
+        let params = AcquireParams::new(
+            &self.shared,
+            self.shared.keys_of_grant(names.names(), SlotSet::FIRST),
+            None,
+            ttl,
+            options,
+        )?;
         let Some(patience) = patience else {
             return acquire::acquire(&self.shared, params, None).await;
         };
@@ -362,9 +367,9 @@ impl Redlock {
 
     pub(crate) fn release_in_background(&self, name: &LockName, lease: &Lease) {
         let token = &lease.token;
+        let scope = ReleaseScope::Holder;
         for slot in token.slots().iter() {
-            let (slot, scope) = ((name, slot), ReleaseScope::Holder);
-            release::release_and_hand_off(&self.shared, &self.waiters, slot, token, scope);
+            release::release_and_hand_off(&self.shared, &self.waiters, (name, slot), token, scope);
         }
     }
 

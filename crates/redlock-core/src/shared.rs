@@ -11,7 +11,7 @@ use crate::error::{LockError, NodeAnswer, NodeReport};
 use crate::model::clock::HybridClock;
 use crate::model::quorum::Quorum;
 use crate::model::slots::SlotSet;
-use crate::model::types::{LockName, LockSet, LockToken, Ttl};
+use crate::model::types::{LockName, LockToken, Ttl};
 use crate::model::validity::{self, Lease};
 use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
 use crate::round::pending_releases::PendingReleases;
@@ -98,20 +98,14 @@ impl Shared {
         }))
     }
 
-    /// The keys of all locks of a set.
-    pub(crate) fn keys_of(&self, names: &LockSet) -> Keys {
-        let mut all = names.names().iter().map(|name| self.keys(name));
-        let first = all.next().expect("a set has a name");
-        first.with(all)
-    }
-
-    /// The keys of these slots of a lock.
-    pub(crate) fn keys_of_slots(&self, name: &LockName, slots: SlotSet) -> Keys {
-        if slots == SlotSet::FIRST {
+    /// The keys of these slots of each of these locks.
+    pub(crate) fn keys_of_grant(&self, names: &[LockName], slots: SlotSet) -> Keys {
+        if let ([name], SlotSet::FIRST) = (names, slots) {
             return self.keys(name);
         }
-        let mut all = slots.iter().map(|slot| self.keys_of_slot((name, slot)));
-        let first = all.next().unwrap_or_else(|| self.keys(name));
+        let of_name = |name| slots.iter().map(move |slot| self.keys_of_slot((name, slot)));
+        let mut all = names.iter().flat_map(of_name);
+        let first = all.next().expect("a grant has a lock");
         first.with(all)
     }
 

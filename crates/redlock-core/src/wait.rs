@@ -193,9 +193,9 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         self.queues.line_length(lock, Instant::now)
     }
 
-    /// The place in line of the first waiter with such parameters: 1 is served next.
-    pub(crate) fn position(&self, lock: &Bytes, is_it: impl Fn(&P) -> bool) -> Option<usize> {
-        self.queues.position(lock, Instant::now(), is_it)
+    /// The place in line of the first waiter whose parameters match: 1 is served next.
+    pub(crate) fn position(&self, lock: &Bytes, matches: impl Fn(&P) -> bool) -> Option<usize> {
+        self.queues.position(lock, Instant::now(), matches)
     }
 
     pub(crate) fn count(&self) -> Waiting {
@@ -231,6 +231,21 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         let waiting = !matches!(plan.next, Next::Nobody);
         plan.hint = quota.others_wait().then(|| self.fairness.released(lock, t(), waiting));
         plan
+    }
+
+    /// Carries out a release of several locks that hands none of them over. `send` must send the
+    /// release, which has room for one hint. Afterwards the first waiter of each lock is woken.
+    pub(crate) fn release_without_handoff(
+        &self,
+        locks: impl Iterator<Item = Bytes>,
+        t: impl Fn() -> FencingToken,
+        hints_arrive: impl Fn() -> bool,
+        send: impl FnOnce(Option<Hint>),
+    ) {
+        let plan = |lock| self.plan_handoff(&lock, |_| false, &t, &hints_arrive);
+        let mut plans: Vec<_> = locks.map(plan).collect();
+        send(plans.iter_mut().find_map(|plan| plan.hint.take()));
+        drop(plans);
     }
 }
 

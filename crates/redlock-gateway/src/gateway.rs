@@ -70,7 +70,7 @@ pub struct Gateway {
     bootstrap_refuted: Arc<AtomicBool>,
 }
 
-/// Tells the owner of a request that waits. See [`AcquireRequest::on_wait`].
+/// Reports the owner of a request that has begun to wait, see [`AcquireRequest::on_wait`].
 pub type WaitSender = tokio::sync::watch::Sender<Option<Owner>>;
 
 /// An acquire with checked arguments.
@@ -89,7 +89,7 @@ pub struct AcquireRequest {
     pub hold_at_least: Duration,
     /// How long to wait while the lock is held. `None` tries once.
     pub wait: Option<Duration>,
-    /// Gets the owner on the nodes each time that the request begins to wait.
+    /// Receives the request's owner, as the nodes store it, each time the request begins to wait.
     pub on_wait: Option<WaitSender>,
     /// Whether the client was answered before the grant. Such a request keeps no place in line, and
     /// a later request claims its grant.

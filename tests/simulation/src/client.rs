@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use crate::chance::Chance;
 use crate::gateway::Gateway;
 use crate::history::{Answer, Grant, Recorder, Request, Waited};
-use crate::master::{FIRST_SLOT, lock_name};
+use crate::master::{FIRST_SLOT, lock_name, lock_names};
 use crate::seen::grant;
 use crate::time::SimClock;
 
@@ -416,8 +416,7 @@ impl Client {
                 {
                     // The token knows its slots.
                     let names = if slots.is_some() { &names[..1] } else { &names };
-                    let names: Vec<_> = names.iter().map(|name| lock_name(*name)).collect();
-                    redlock.abandon(&names, &lease);
+                    redlock.abandon(&lock_names(names), &lease);
                 }
                 end(Answer::Cancelled);
                 return None;

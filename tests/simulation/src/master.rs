@@ -50,6 +50,10 @@ pub fn lock_name(number: u8) -> LockName {
     name.of_slot(u16::from(number - lock) + 1)
 }
 
+pub fn lock_names(numbers: &[u8]) -> Vec<LockName> {
+    numbers.iter().map(|number| lock_name(*number)).collect()
+}
+
 /// A gateway's request to a master.
 #[derive(Debug, Clone)]
 pub enum Question {

@@ -21,7 +21,8 @@ pub struct Keys {
     /// The token watermark: `{<prefix><name>}:fence`.
     pub fence: Bytes,
     /// The other locks of a set, for an acquire, a release and an inspection; `None` for a single
-    /// lock. An acquire sets all locks of a set or none. A release runs for each lock by itself.
+    /// lock. An acquire sets all locks of a set or none. A release runs for each lock, except that
+    /// an undo spares the whole set if one lock was extended.
     pub others: Option<Arc<[Keys]>>,
 }
 

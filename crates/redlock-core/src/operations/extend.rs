@@ -87,7 +87,7 @@ impl Extension {
         if let Err(error) = shared.check_ttl(ttl) {
             return Self::Refused(error);
         }
-        let keys = shared.keys_of_slots(name, token.slots());
+        let keys = shared.keys_of_grant(std::slice::from_ref(name), token.slots());
         match token.slots().count() {
             0 | 1 => Self::One(OneExtension::prepare(shared, keys, token, ttl, rounds)),
             _ => Self::Slots(token.slots(), prepare_each(shared, &keys, token, ttl, rounds)),

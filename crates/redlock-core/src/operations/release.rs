@@ -263,9 +263,9 @@ pub(crate) async fn release_owner_of_slots(
 /// Undoes a grant that was never returned to a client, on each of these locks and on each of its
 /// slots. Does not wait for the answers.
 ///
-/// A node undoes all of it in one operation, or spares all of it if a repetition of the request has
-/// confirmed a part. An undo of each lock alone would spare only that part, and the part would keep
-/// others out until its TTL ends.
+/// A node undoes the whole grant in one operation. If a repetition of the request has confirmed a
+/// part, the node spares the whole grant. If each lock were undone alone, only that part would
+/// stay, and it would keep others out until its TTL ends.
 pub(crate) fn undo_grant(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -273,31 +273,34 @@ pub(crate) fn undo_grant(
     token: &LockToken,
 ) {
     let scope = ReleaseScope::Proposal;
-    if let ([name], SlotSet::FIRST) = (names, token.slots()) {
-        release_and_hand_off(shared, waiters, (name, 1), token, scope);
+    let mut slots = token.slots().iter();
+    if let ([name], Some(slot), None) = (names, slots.next(), slots.next()) {
+        release_and_hand_off(shared, waiters, (name, slot), token, scope);
         return;
     }
-    let of_name = |name| token.slots().iter().map(move |slot| shared.keys_of_slot((name, slot)));
-    let mut all = names.iter().flat_map(of_name);
-    let Some(first) = all.next() else { return };
-    let keys = first.with(all);
-    let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
-    let t = || shared.tokens.mint().map_or(token.fencing(), |now| now.max(token.fencing()));
-    // The undo hands nothing over: a waiter here tries by itself, and each plan wakes one.
-    let mut plans = names
-        .iter()
-        .map(|name| waiters.plan_handoff(&shared.keys(name).lock, |_| false, t, hints_arrive));
-    let Some(plan) = plans.next() else { return };
-    // The plans are made before the undo is sent, and dropped after it.
-    let others: Vec<_> = plans.collect();
-    // The operation has room for one hint. Waiters elsewhere for the other locks of a set find
-    // them free by their next poll.
-    plan.carry_out(|_, tell| {
-        let record = Record::new(token, &Info::default());
-        shared.release_on(Arc::new(Op::Release { keys, record, scope, tell }), ALL_NODES);
-        ((), None)
-    });
-    drop(others);
+    let keys = shared.keys_of_grant(names, token.slots());
+    let locks = names.iter().map(|name| shared.keys(name).lock);
+    let t = || hint_token(shared, token);
+    waiters.release_without_handoff(
+        locks,
+        t,
+        || hints_arrive(shared),
+        |tell| {
+            let record = Record::new(token, &Info::default());
+            shared.release_on(Arc::new(Op::Release { keys, record, scope, tell }), ALL_NODES);
+        },
+    );
+}
+
+/// Whether any node passes on hints.
+fn hints_arrive(shared: &Shared) -> bool {
+    shared.nodes.iter().any(|node| node.is_subscribed())
+}
+
+/// The T of a hint about a release of this grant. The T tells the hints about different releases
+/// apart. The slots of one grant have the same T, so a hint gets a T of its own.
+fn hint_token(shared: &Shared, token: &LockToken) -> FencingToken {
+    shared.tokens.mint().map_or(token.fencing(), |now| now.max(token.fencing()))
 }
 
 /// Releases a grant of one slot of a lock on all nodes. If the plan names a first waiter, the same
@@ -312,13 +315,10 @@ pub(crate) fn release_and_hand_off(
 ) -> Arc<Round> {
     let keys = shared.keys_of_slot((name, slot));
     let queue = if slot == 1 { keys.lock.clone() } else { shared.keys(name).lock };
-    let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
-    // The T tells the hints about different releases apart. The slots of one grant have the same T,
-    // so a hint gets a T of its own.
-    let t = || shared.tokens.mint().map_or(token.fencing(), |now| now.max(token.fencing()));
+    let t = || hint_token(shared, token);
     // A waiter that needs more than this slot tries by itself.
     let fits = |first: &AcquireParams| first.fits_slot(slot);
-    let plan = waiters.plan_handoff(&queue, fits, t, hints_arrive);
+    let plan = waiters.plan_handoff(&queue, fits, t, || hints_arrive(shared));
     plan.carry_out(|first, hint| {
         let record = Record::new(token, &Info::default());
         let op = Arc::new(Op::Release { keys, record, scope, tell: hint });

@@ -507,12 +507,12 @@ impl<P, A> WaitQueues<P, A> {
         here + self.with_places(places, lock, now(), |places| places.line().len())
     }
 
-    /// The place in line of the first waiter with such parameters: 1 is served next.
+    /// The place in line of the first waiter whose parameters match: 1 is served next.
     pub(crate) fn position(
         &self,
         lock: &Bytes,
         now: Instant,
-        is_it: impl Fn(&P) -> bool,
+        matches: impl Fn(&P) -> bool,
     ) -> Option<usize> {
         if self.is_empty() {
             return None;
@@ -521,7 +521,7 @@ impl<P, A> WaitQueues<P, A> {
         let Shard { queues, places } = &mut *shard;
         let here = &queues.get(lock)?.waiters;
         let mut numbers = here.iter();
-        let (&number, _) = numbers.find(|(_, waiter)| is_it(&waiter.params))?;
+        let (&number, _) = numbers.find(|(_, waiter)| matches(&waiter.params))?;
         let away =
             self.with_places(places, lock, now, |places| places.line().range(..number).count());
         Some(away + here.range(..number).count() + 1)

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use redlock_core::{LockError, Owner, Ttl};
-use tokio::sync::watch;
 use tokio::time::{Instant as TokioInstant, sleep_until};
 
 use super::requests::{
@@ -142,7 +141,7 @@ struct DeferredTask {
 
 impl DeferredTask {
     async fn run(mut self, request: AcquireRequest, in_flight: InFlight) {
-        let (on_wait, mut waits) = watch::channel(None);
+        let (on_wait, mut waits) = tokio::sync::watch::channel(None);
         let request = AcquireRequest { on_wait: Some(on_wait), is_deferred: true, ..request };
         let (gateway, deferred) = (self.gateway.clone(), self.deferred.clone());
         let result = {

@@ -16,10 +16,10 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream;
-use redlock_api::{AcquireBody, Lease, LockStatus, PlaceInLine, StreamEnd, StreamEndReason};
+use redlock_api::{AcquireBody, Lease, LockStatus, StreamEnd, StreamEndReason, WaitingStatus};
 use redlock_core::{LockName, LockToken, Owner, Slots, Ttl};
 use serde::Serialize;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::access::{LockAccess, Standing};
@@ -51,10 +51,11 @@ const RETRIES_PER_TTL: u32 = 10;
 const NOTICES_PER_TTL: u32 = 8;
 const SHORTEST_NOTICE: Duration = Duration::from_millis(100);
 const LONGEST_NOTICE: Duration = Duration::from_secs(2);
-/// How often the queue is looked at for a waiter. In a line longer than [`LONG_LINE`], this time
-/// grows with the length.
+/// Time between two looks of a waiting stream at its queue. With more waiters than [`LONG_LINE`],
+/// this time grows with their number, up to the longest time.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
-const LONG_LINE: f64 = 1_000.0;
+const LONG_LINE: f64 = 100.0;
+const LONGEST_LINE_INTERVAL: Duration = Duration::from_secs(60);
 /// The shortest TTL of a stream, in milliseconds. With a shorter one, one stream could extend its
 /// lock hundreds of times a second.
 const SHORTEST_TTL: u32 = 1_000;
@@ -138,7 +139,7 @@ struct HeldLease {
 impl HeldStream {
     async fn acquire(mut self, lock: LockAccess, body: Box<AcquireBody>) {
         let head = self.head.clone();
-        let (on_wait, mut waits) = watch::channel(None);
+        let (on_wait, mut waits) = tokio::sync::watch::channel(None);
         let slots = body.slots.as_ref().and_then(|slots| slots.as_u64()?.try_into().ok());
         let slots = slots.unwrap_or(1).clamp(1, Slots::MAX);
         let acquired = Self::acquired(&lock, &head, body, self.began, on_wait);
@@ -146,9 +147,9 @@ impl HeldStream {
         let mut record = None;
         // Runs beside the request, which must not stand still when its turn comes.
         let waiting = async {
-            let Ok(owner) = waits.wait_for(Option::is_some).await.map(|owner| *owner) else {
-                return std::future::pending().await;
-            };
+            let owner = waits.wait_for(Option::is_some).await.map(|owner| *owner);
+            // The sender is gone, so the request ends.
+            let Ok(Some(owner)) = owner else { return std::future::pending().await };
             record = Some(lock.access.take_record());
             decide(&mut decided, Ok(()));
             let queue = QueueView { lock: &lock, owner, slots, pieces: &pieces };
@@ -362,7 +363,7 @@ fn decide(
 struct QueueView<'a> {
     lock: &'a LockAccess,
     /// The owner of the request that waits.
-    owner: Option<Owner>,
+    owner: Owner,
     /// How many slots are shown.
     slots: u16,
     pieces: &'a mpsc::Sender<Piece>,
@@ -376,8 +377,9 @@ impl QueueView<'_> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let gateway = self.lock.access.gateway();
         let name = &self.lock.name;
-        let place = || self.owner.and_then(|owner| gateway.position(name, &owner));
-        let (mut shown, mut heard, mut next_look) = (None, Instant::now(), Instant::now());
+        let mut shown = None;
+        let mut heard = Instant::now();
+        let mut next_look = Instant::now();
         loop {
             tick.tick().await;
             if let Err(error) = self.lock.check_again() {
@@ -386,13 +388,14 @@ impl QueueView<'_> {
             let now = Instant::now();
             let seen = (now >= next_look).then(|| {
                 let length = gateway.line_length(name);
-                // All waiters of a long line together must not look too often.
-                next_look = now + LINE_INTERVAL.mul_f64(length as f64 / LONG_LINE);
-                (length, place())
+                // All waiters of a queue together look at most about 100 times a second.
+                let pause = LINE_INTERVAL.mul_f64(length as f64 / LONG_LINE);
+                next_look = now + pause.min(LONGEST_LINE_INTERVAL);
+                (length, gateway.position(name, &self.owner))
             });
-            let text = if let Some(seen) = seen.filter(|seen| shown != Some(*seen)) {
-                shown = Some(seen);
-                self.state(seen.1).await
+            let news = seen.filter(|seen| shown != Some(*seen));
+            let text = if news.is_some() {
+                self.state().await
             } else if heard.elapsed() >= HEARTBEAT {
                 ":\n\n".into()
             } else {
@@ -400,11 +403,13 @@ impl QueueView<'_> {
             };
             heard = Instant::now();
             // The event is optional. It must not wait for a client that does not read.
-            drop(self.pieces.try_send(Piece(text.into(), None)));
+            if self.pieces.try_send(Piece(text.into(), None)).is_ok() {
+                shown = news.or(shown);
+            }
         }
     }
 
-    async fn state(&self, place: Option<usize>) -> String {
+    async fn state(&self) -> String {
         let LockAccess { access, name, .. } = self.lock;
         let inspection = access.gateway().inspect(name, self.slots).await;
         let waiters = access.gateway().waiters(name);
@@ -414,8 +419,8 @@ impl QueueView<'_> {
             false => wire::state_only(name, status),
         };
         let mut text = String::new();
-        let position = place.map(|place| place as u64);
-        write_event(&mut text, "waiting", None, &PlaceInLine { status, position });
+        let position = access.gateway().position(name, &self.owner).map(|place| place as u64);
+        write_event(&mut text, "waiting", None, &WaitingStatus { status, position });
         text
     }
 }

@@ -307,7 +307,7 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
 /// answer arrives.
 ///
 /// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-/// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+/// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
 /// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
 /// second.
 #[utoipa::path(
@@ -368,9 +368,9 @@ pub(super) async fn inspect(
 /// repaired during the listing may be missed or repeated. If more new locks appear between two
 /// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 ///
-/// A key sees the locks that it may list, and the holders of those that it may inspect, with the
-/// length of this gateway's line. One listing of each client, and two of all clients together, may
-/// run at a time; the gateway answers others 429.
+/// A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+/// and the length of this gateway's queue. One listing of each client, and two of all clients
+/// together, may run at a time; the gateway answers others 429.
 ///
 /// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 /// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`

@@ -107,7 +107,7 @@ pub(super) fn lock_status(
     LockStatus {
         nodes: Some(nodes.collect()),
         waiters: waiters.into_iter().map(waiter).collect(),
-        waiters_total: Some(total as u64).filter(|total| *total > 0),
+        waiters_total: shown_length(total),
         slots: slots.map(u32::from),
         holders: match slots {
             None => Vec::new(),
@@ -132,9 +132,9 @@ pub(super) fn lock_list(
             }
             state => majority_view(&name, state),
         };
-        let total = shows.then(|| line_length(&name) as u64).filter(|total| *total > 0);
         let slot = Some(slot.into()).filter(|slot| *slot > 1);
-        LockStatus { slot, waiters_total: total, ..status }
+        let waiters_total = if shows { shown_length(line_length(&name)) } else { None };
+        LockStatus { slot, waiters_total, ..status }
     };
     LockList { locks: page.locks.into_iter().map(status).collect(), next_cursor: page.next }
 }
@@ -180,15 +180,18 @@ pub(super) fn lock_snapshot(
 ) -> LockSnapshot {
     let status = |(stored, by): (LockName, HeldBy)| {
         let (name, slot) = stored.lock_and_slot();
-        let by = if shows(&name) { by } else { HeldBy::default() };
-        let total = Some(line_length(&name) as u64).filter(|total| *total > 0 && shows(&name));
-        LockStatus {
-            slot: Some(slot.into()).filter(|slot| *slot > 1),
-            waiters_total: total,
-            ..status_of(&name, LockState::Held, by)
-        }
+        let shows = shows(&name);
+        let by = if shows { by } else { HeldBy::default() };
+        let slot = Some(slot.into()).filter(|slot| *slot > 1);
+        let waiters_total = if shows { shown_length(line_length(&name)) } else { None };
+        LockStatus { slot, waiters_total, ..status_of(&name, LockState::Held, by) }
     };
     LockSnapshot { locks: locks.into_iter().map(status).collect(), is_complete }
+}
+
+/// The length of a line, unless nobody waits.
+fn shown_length(length: usize) -> Option<u64> {
+    (length > 0).then_some(length as u64)
 }
 
 fn waiter((waiter, since): (redlock_core::Waiter, u64)) -> Waiter {

@@ -539,7 +539,7 @@ type LockStatus struct {
 	// Key The name of the API key that acquired the lock. Absent where there are no keys.
 	Key *string `json:"key,omitempty"`
 
-	// MayForce Whether the caller may release the lock by force. Only in the answer of `GET /locks/{name}`.
+	// MayForce Whether the caller may release the lock by force. Absent in listings and in events.
 	MayForce *bool `json:"may_force,omitempty"`
 
 	// Metadata The holder's metadata.
@@ -568,7 +568,8 @@ type LockStatus struct {
 	// and in listings.
 	Waiters []Waiter `json:"waiters,omitempty"`
 
-	// WaitersTotal The length of that line. Absent when nobody waits here.
+	// WaitersTotal The length of that line. Absent when nobody waits here, or when the caller may not inspect
+	// the lock. In a listing, each held slot of a lock shows the whole line.
 	WaitersTotal *int64 `json:"waiters_total,omitempty"`
 }
 
@@ -1012,9 +1013,9 @@ type ClientInterface interface {
 	// repaired during the listing may be missed or repeated. If more new locks appear between two
 	// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 	//
-	// A key sees the locks that it may list, and the holders of those that it may inspect, with the
-	// length of this gateway's line. One listing of each client, and two of all clients together, may
-	// run at a time; the gateway answers others 429.
+	// A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+	// and the length of this gateway's queue. One listing of each client, and two of all clients
+	// together, may run at a time; the gateway answers others 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 	// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -1112,7 +1113,7 @@ type ClientInterface interface {
 	// answer arrives.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-	// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+	// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
 	// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
 	// second.
 	//
@@ -1309,9 +1310,9 @@ func (c *Client) ReleaseLocks(ctx context.Context, params *ReleaseLocksParams, r
 // repaired during the listing may be missed or repeated. If more new locks appear between two
 // pages than one page holds, the listing may not come to an end: use a larger `limit`.
 //
-// A key sees the locks that it may list, and the holders of those that it may inspect, with the
-// length of this gateway's line. One listing of each client, and two of all clients together, may
-// run at a time; the gateway answers others 429.
+// A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+// and the length of this gateway's queue. One listing of each client, and two of all clients
+// together, may run at a time; the gateway answers others 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 // prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -1469,7 +1470,7 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 // answer arrives.
 //
 // With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
 // `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
 // second.
 //
@@ -2532,9 +2533,9 @@ type ClientWithResponsesInterface interface {
 	// repaired during the listing may be missed or repeated. If more new locks appear between two
 	// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 	//
-	// A key sees the locks that it may list, and the holders of those that it may inspect, with the
-	// length of this gateway's line. One listing of each client, and two of all clients together, may
-	// run at a time; the gateway answers others 429.
+	// A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+	// and the length of this gateway's queue. One listing of each client, and two of all clients
+	// together, may run at a time; the gateway answers others 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 	// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -2636,7 +2637,7 @@ type ClientWithResponsesInterface interface {
 	// answer arrives.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-	// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+	// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
 	// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
 	// second.
 	//
@@ -4449,9 +4450,9 @@ func (c *ClientWithResponses) ReleaseLocksWithResponse(ctx context.Context, para
 // repaired during the listing may be missed or repeated. If more new locks appear between two
 // pages than one page holds, the listing may not come to an end: use a larger `limit`.
 //
-// A key sees the locks that it may list, and the holders of those that it may inspect, with the
-// length of this gateway's line. One listing of each client, and two of all clients together, may
-// run at a time; the gateway answers others 429.
+// A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+// and the length of this gateway's queue. One listing of each client, and two of all clients
+// together, may run at a time; the gateway answers others 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 // prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -4589,7 +4590,7 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 // answer arrives.
 //
 // With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
 // `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
 // second.
 //

@@ -12,7 +12,7 @@ use std::time::Duration;
 use redlock_core::{AcquireOptions, Info, LockSet, OwnerChoice, Ttl};
 use tokio::sync::oneshot;
 
-use super::{Client, FIRST_SLOT, How, Wish, answer, lock_name};
+use super::{Client, FIRST_SLOT, How, Wish, answer, lock_name, lock_names};
 use crate::history::{Answer, Request};
 
 /// The accept window. It is short, as all TTLs here.
@@ -113,8 +113,7 @@ impl Client {
             let names = if name >= FIRST_SLOT { &names[..1] } else { &names[..] };
             tokio::select! {
                 Ok(()) = given_up => {
-                    let names: Vec<_> = names.iter().map(|name| lock_name(*name)).collect();
-                    redlock.abandon(&names, &lease);
+                    redlock.abandon(&lock_names(names), &lease);
                 }
                 () = window => {}
             }

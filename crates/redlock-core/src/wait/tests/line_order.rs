@@ -61,6 +61,18 @@ fn a_line_is_by_priority_and_then_by_arrival() {
 }
 
 #[test]
+fn a_position_counts_kept_places_and_higher_priorities() {
+    let queue = queue();
+    let now = Instant::now();
+    enter_as(&queue, "away", 5, Some(owner(1)), now).end(now);
+    let waits = |params, priority| enter_as(&queue, params, priority, None, now);
+    let _tickets = [waits("a", 5), waits("urgent", 9), waits("b", 5)];
+    assert_eq!(line(&queue, now), "urgent (away) a b");
+    let position = |of| queue.position(&lock(), now, |params| *params == of);
+    assert_eq!(["urgent", "a", "b", "c"].map(position), [Some(1), Some(3), Some(4), None]);
+}
+
+#[test]
 fn a_release_goes_to_the_highest_priority() {
     let queue = queue();
     let now = Instant::now();

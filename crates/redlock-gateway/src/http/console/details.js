@@ -82,7 +82,7 @@ export class Details {
   #onAnswer;
   #name;
   /** Whether the key may release the lock by force. Not known before the first answer. */
-  #mayForce = false;
+  #mayForce;
   #timer;
   #shownEvents = undefined;
   #cards = new Map();
@@ -128,7 +128,7 @@ export class Details {
 
   open(name) {
     this.#name = name;
-    this.#mayForce = false;
+    this.#mayForce = undefined;
     setText(this.#title, name);
     this.#fail("");
     this.#showAnswers([]);
@@ -234,12 +234,16 @@ export class Details {
       if (this.#name === name) {
         this.#locks.inspected(status, askedAt);
         this.#mayForce = status.may_force ?? true;
+        this.update();
         this.#showAnswers(status.nodes ?? []);
         this.#fail("");
         this.#onAnswer();
       }
     } catch (error) {
       if (this.#name === name) {
+        // The gateway may refuse to show the lock, and yet allow its release.
+        this.#mayForce ??= true;
+        this.update();
         this.#fail(error.message);
       }
     }

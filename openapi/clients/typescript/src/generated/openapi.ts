@@ -19,7 +19,7 @@ export interface paths {
          *     answer arrives.
          *
          *     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-         *     which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+         *     which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
          *     `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
          *     second.
          */
@@ -99,9 +99,9 @@ export interface paths {
          *     repaired during the listing may be missed or repeated. If more new locks appear between two
          *     pages than one page holds, the listing may not come to an end: use a larger `limit`.
          *
-         *     A key sees the locks that it may list, and the holders of those that it may inspect, with the
-         *     length of this gateway's line. One listing of each client, and two of all clients together, may
-         *     run at a time; the gateway answers others 429.
+         *     A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+         *     and the length of this gateway's queue. One listing of each client, and two of all clients
+         *     together, may run at a time; the gateway answers others 429.
          *
          *     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
          *     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -774,7 +774,7 @@ export interface components {
             holders?: components["schemas"]["SlotHolder"][];
             /** @description The name of the API key that acquired the lock. Absent where there are no keys. */
             key?: string;
-            /** @description Whether the caller may release the lock by force. Only in the answer of `GET /locks/{name}`. */
+            /** @description Whether the caller may release the lock by force. Absent in listings and in events. */
             may_force?: boolean;
             /** @description The holder's metadata. */
             metadata?: {
@@ -806,7 +806,8 @@ export interface components {
             waiters?: components["schemas"]["Waiter"][];
             /**
              * Format: int64
-             * @description The length of that line. Absent when nobody waits here.
+             * @description The length of that line. Absent when nobody waits here, or when the caller may not inspect
+             *     the lock. In a listing, each held slot of a lock shows the whole line.
              */
             waiters_total?: number;
         };

@@ -43,8 +43,7 @@ class LockStatus:
             no holder asked
             for slots. The fields of the holder beside this list are those of the first one.
         key (str | Unset): The name of the API key that acquired the lock. Absent where there are no keys.
-        may_force (bool | Unset): Whether the caller may release the lock by force. Only in the answer of `GET
-            /locks/{name}`.
+        may_force (bool | Unset): Whether the caller may release the lock by force. Absent in listings and in events.
         metadata (LockStatusMetadata | Unset): The holder's metadata.
         nodes (list[NodeAnswer] | Unset): The answer of each node, about slot 1. Absent in listings.
         owner (str | Unset): The holder's label.
@@ -54,7 +53,9 @@ class LockStatus:
         waiters (list[Waiter] | Unset): The first 100 in this gateway's line for the lock, in order. Absent when nobody
             waits here,
             and in listings.
-        waiters_total (int | Unset): The length of that line. Absent when nobody waits here.
+        waiters_total (int | Unset): The length of that line. Absent when nobody waits here, or when the caller may not
+            inspect
+            the lock. In a listing, each held slot of a lock shows the whole line.
     """
 
     name: str

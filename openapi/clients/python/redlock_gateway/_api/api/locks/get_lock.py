@@ -109,7 +109,8 @@ def sync_detailed(
     answer arrives.
 
     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-    which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+    which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+    `released`, `expired`,
     `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
     second.
 
@@ -151,7 +152,8 @@ def sync(
     answer arrives.
 
     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-    which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+    which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+    `released`, `expired`,
     `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
     second.
 
@@ -188,7 +190,8 @@ async def asyncio_detailed(
     answer arrives.
 
     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-    which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+    which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+    `released`, `expired`,
     `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
     second.
 
@@ -228,7 +231,8 @@ async def asyncio(
     answer arrives.
 
     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-    which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+    which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+    `released`, `expired`,
     `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
     second.
 

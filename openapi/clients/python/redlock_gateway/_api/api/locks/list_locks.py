@@ -112,9 +112,9 @@ def sync_detailed(
     repaired during the listing may be missed or repeated. If more new locks appear between two
     pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
-    A key sees the locks that it may list, and the holders of those that it may inspect, with the
-    length of this gateway's line. One listing of each client, and two of all clients together, may
-    run at a time; the gateway answers others 429.
+    A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+    and the length of this gateway's queue. One listing of each client, and two of all clients
+    together, may run at a time; the gateway answers others 429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -161,9 +161,9 @@ def sync(
     repaired during the listing may be missed or repeated. If more new locks appear between two
     pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
-    A key sees the locks that it may list, and the holders of those that it may inspect, with the
-    length of this gateway's line. One listing of each client, and two of all clients together, may
-    run at a time; the gateway answers others 429.
+    A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+    and the length of this gateway's queue. One listing of each client, and two of all clients
+    together, may run at a time; the gateway answers others 429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -205,9 +205,9 @@ async def asyncio_detailed(
     repaired during the listing may be missed or repeated. If more new locks appear between two
     pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
-    A key sees the locks that it may list, and the holders of those that it may inspect, with the
-    length of this gateway's line. One listing of each client, and two of all clients together, may
-    run at a time; the gateway answers others 429.
+    A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+    and the length of this gateway's queue. One listing of each client, and two of all clients
+    together, may run at a time; the gateway answers others 429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -252,9 +252,9 @@ async def asyncio(
     repaired during the listing may be missed or repeated. If more new locks appear between two
     pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
-    A key sees the locks that it may list, and the holders of those that it may inspect, with the
-    length of this gateway's line. One listing of each client, and two of all clients together, may
-    run at a time; the gateway answers others 429.
+    A key sees the locks that it may list. For those that it may inspect, it also sees the holder
+    and the length of this gateway's queue. One listing of each client, and two of all clients
+    together, may run at a time; the gateway answers others 429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
