@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, Node, NodeSettings, Op, Task, Vote};
-use redlock_core::{AcquireOptions, Lease, LockError, LockName, Owner, OwnerChoice, Redlock};
+use redlock_core::node::{Keys, Node, NodeSettings, Op, Reply, Task, Vote};
+use redlock_core::{
+    AcquireOptions, HeldBy, Lease, LockError, LockName, Owner, OwnerChoice, Redlock,
+};
 use tokio::time::timeout;
 
 use crate::support::nodes::{
@@ -179,6 +181,150 @@ async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     assert_eq!((copy.token, copy.replayed), (first.token, true));
     locks.release(&lock, &copy.token).await.expect("the lock is held");
     other.await.expect("no panic").expect("the waiter is served");
+}
+
+/// Votes that have not reached their request yet.
+type Votes = Arc<Mutex<Vec<(Reply, Vote)>>>;
+
+/// A node that carries out every operation. The votes for which `is_held` holds stay in `votes`.
+fn holding_votes(
+    node: &Arc<MemoryNode>,
+    votes: &Votes,
+    is_held: impl Fn(&Op) -> bool + Send + Sync + 'static,
+) -> Arc<dyn Node> {
+    let memory = node.clone();
+    let votes = votes.clone();
+    intercepted(node.clone(), move |node, task| {
+        if is_held(&task.op) {
+            let vote = memory.run(&task.op);
+            votes.lock().unwrap().push((task.reply, vote));
+        } else {
+            pass_on(node, task);
+        }
+    })
+}
+
+fn deliver(votes: &Votes) {
+    let votes = std::mem::take(&mut *votes.lock().unwrap());
+    votes.into_iter().for_each(|(reply, vote)| reply.send(vote));
+}
+
+fn three_nodes() -> Vec<Arc<MemoryNode>> {
+    let clock = Arc::new(SystemClock);
+    let node = |n| MemoryNode::new(format!("node-{n}"), clock.clone(), NodeSettings::default());
+    (0..3).map(node).map(Arc::new).collect()
+}
+
+fn shared_by(owner: Owner) -> AcquireOptions {
+    AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() }
+}
+
+/// The first request's client goes away while its votes are on their way. By then a repetition of
+/// the request has found the grant.
+#[tokio::test(start_paused = true)]
+async fn a_repetition_keeps_no_grant_that_its_first_request_gives_up() {
+    let lock = name("job");
+    let memory = three_nodes();
+    let votes = Votes::default();
+    let holds = |node| holding_votes(node, &votes, |op| matches!(op, Op::Acquire { .. }));
+    let first = redlock(memory.iter().map(holds).collect(), Duration::from_secs(1));
+    let owner = OsEntropy.owner();
+    let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
+    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(votes.lock().unwrap().len(), 3);
+
+    let nodes = memory.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
+    let second = redlock(nodes, Duration::from_secs(1));
+    let mut repetition = Box::pin(second.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
+    let waits = repetition.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+    assert!(waits, "the first request may still give the grant up");
+    // An extension would run now.
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    drop(request);
+    deliver(&votes);
+    first.drained().await;
+    let outcome = repetition.await;
+    assert!(!matches!(&outcome, Ok(lease) if lease.replayed), "{outcome:?}");
+}
+
+/// One node stores another grant of the owner, and one stores somebody else's lock. All nodes have
+/// answered, so the quorum is not what is missing.
+#[tokio::test]
+async fn a_split_with_a_grant_of_the_same_owner_is_a_held_lock() {
+    let lock = name("job");
+    let memory = three_nodes();
+    let node = |n: usize| memory[n].clone() as Arc<dyn Node>;
+    let owner = OsEntropy.owner();
+    acquire_at_once(&redlock(vec![node(0)], Duration::from_secs(1)), &lock, owner).expect("free");
+    let keys = Keys::new(PREFIX, &lock);
+    memory[1].set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
+    let locks = redlock(vec![node(0), node(1), node(2)], Duration::from_secs(1));
+    let refused = locks.acquire(&lock, ttl(LONG_MS), shared_by(owner)).await;
+    assert_eq!(refused.err(), Some(LockError::Held(HeldBy::default())));
+    locks.drained().await;
+    assert_eq!(memory[2].run(&Op::Inspect { keys }), Vote::Missing);
+}
+
+/// The repetition's client goes away while the repetition extends the grant. Then the extension
+/// turns out to have no majority.
+#[tokio::test(start_paused = true)]
+async fn a_confirmation_ends_its_work_without_its_client() {
+    let lock = name("job");
+    let keys = Keys::new(PREFIX, &lock);
+    let memory = three_nodes();
+    memory[2].set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
+    let of_first = Votes::default();
+    let holds = |node| holding_votes(node, &of_first, |op| matches!(op, Op::Acquire { .. }));
+    let first = redlock(memory.iter().map(holds).collect(), Duration::from_secs(1));
+    let owner = OsEntropy.owner();
+    let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
+    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+
+    // Node 0 extends the grant at once, and node 1 after the undo.
+    let of_second = Votes::default();
+    let late: Arc<Mutex<Vec<Task>>> = Arc::default();
+    let is_extend = |op: &Op| matches!(op, Op::Extend { .. });
+    let second = redlock(
+        vec![
+            holding_votes(&memory[0], &of_second, is_extend),
+            intercepted(memory[1].clone(), {
+                let late = late.clone();
+                move |node, task| match is_extend(&task.op) {
+                    true => late.lock().unwrap().push(task),
+                    false => pass_on(node, task),
+                }
+            }),
+            memory[2].clone(),
+        ],
+        Duration::from_secs(1),
+    );
+    let repetition = tokio::spawn({
+        let (second, lock) = (second.clone(), lock.clone());
+        async move { second.acquire(&lock, ttl(LONG_MS), shared_by(owner)).await }
+    });
+    while late.lock().unwrap().is_empty() || of_second.lock().unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    repetition.abort();
+    assert!(repetition.await.is_err_and(|error| error.is_cancelled()));
+    drop(request);
+    deliver(&of_first);
+    first.drained().await;
+    deliver(&of_second);
+    let node: Arc<dyn Node> = memory[1].clone();
+    let late = std::mem::take(&mut *late.lock().unwrap());
+    late.into_iter().for_each(|task| pass_on(&node, task));
+    let freed = async {
+        while memory[..2]
+            .iter()
+            .any(|node| node.run(&Op::Inspect { keys: keys.clone() }) != Vote::Missing)
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(Duration::from_secs(1), freed).await.expect("nobody holds the grant");
 }
 
 /// A duplicate request finds grant B on a majority, and then B is undone. Meanwhile a third request

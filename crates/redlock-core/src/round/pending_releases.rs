@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::node::eligibility::ClusterConfig;
@@ -80,6 +81,21 @@ impl PendingReleases {
         if self.under_way.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.drained.notify_waiters();
         }
+    }
+
+    /// Runs work that may end with releases, in a task of its own. The work counts as a release in
+    /// flight, and ends even if the caller is gone.
+    pub(crate) fn complete<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.began();
+        let pending = self.clone();
+        tokio::spawn(async move {
+            let result = work.await;
+            pending.ended(None);
+            result
+        })
     }
 
     /// Sends a release to one node at once. If the node fails, the release is retried.

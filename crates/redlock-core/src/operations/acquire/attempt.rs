@@ -28,7 +28,7 @@ use crate::shared::{ALL_NODES, Shared};
 /// watermarks faster than we do. The attempt then fails without a quorum.
 const MAX_PROPOSALS: u32 = 8;
 
-/// Limits on the wait for another request of the same owner to keep or undo its slots. Within them,
+/// Limits on the wait for another request of the same owner to keep or undo its grant. Within them,
 /// the wait is twice the time that this attempt has taken so far.
 const SETTLES_WITHIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -349,10 +349,27 @@ impl Attempt {
                 self.ask()?;
                 continue;
             }
-            let split = is_split(shared.quorum, &outcome.votes);
-            let error = LockError::NoQuorum(shared.reports(&outcome));
-            return Err(self.failed(error, split));
+            return Err(self.undecided(&outcome));
         }
+    }
+
+    /// The error of a proposal that no majority has granted or refused.
+    #[cold]
+    fn undecided(&mut self, outcome: &RoundOutcome) -> AttemptError {
+        let shared = &self.shared;
+        let votes = &outcome.votes;
+        let refused = count(votes, |vote| matches!(vote, Vote::Held(_) | Vote::Yours(_)));
+        let error = if refused < shared.quorum.size() {
+            LockError::NoQuorum(shared.reports(outcome))
+        } else {
+            // Another grant of the owner was not counted as a refusal. With it, a majority has
+            // refused.
+            let is_known = can_hold(shared.quorum, votes);
+            let by = is_known.then(|| held_by(shared.quorum, votes));
+            LockError::Held(by.unwrap_or_default())
+        };
+        let split = is_split(shared.quorum, votes);
+        self.failed(error, split)
     }
 
     /// Two requests of one owner may have chosen different slots at the same time. Then at least
@@ -401,8 +418,7 @@ impl Attempt {
         let is_set = keys.others.is_some();
         let is_slotted = self.params.slotted.is_some();
         let part = HeldBy { is_part_of_own_set: true, ..by };
-        let has_choice = self.params.slotted.as_ref().is_some_and(|slotted| slotted.has_choice());
-        if has_choice && !is_extended {
+        if !is_extended {
             Box::pin(self.settled(&grant)).await?;
         }
         // A part of a set is not extended. Repetitions of the request would keep it for ever.
@@ -420,26 +436,24 @@ impl Attempt {
         let mut error = None;
         let mut lost = 0;
         let mut first: Option<Lease> = None;
-        // Boxed, because an unboxed future would make every acquire larger.
-        let extended = Box::pin(extend::extend_each(&shared, &keys, &grant, ttl)).await;
-        for (keys, extended) in extended {
+        let results = {
+            let keys = keys.clone();
+            let pending = shared.pending.clone();
+            // The client of this request may go away before the extension has ended.
+            let work = async move { extend_or_release(&shared, &keys, &grant, ttl).await };
+            pending.complete(work).await
+        };
+        let Ok(results) = results else {
+            return Err(self.failed(LockError::Unknown(Vec::new()), false));
+        };
+        for extended in results {
             match extended {
                 Ok(lease) => {
                     let ends_first = first.as_ref().is_none_or(|first| lease.ends_before(first));
                     first = if ends_first { Some(lease) } else { first };
                 }
-                // This grant can no longer have a majority. It must be released here: this
-                // confirmation may have marked it as extended on some nodes, and the undo by its
-                // own request spares a grant with that mark. The release covers exactly this grant,
-                // because another grant of this owner, perhaps with a smaller T, may have been
-                // promised to a client. The other locks of a set stay: a client may still hold
-                // them, and have released only this one.
                 Err(LockError::Lost | LockError::NotHolder(_)) => {
                     lost += 1;
-                    let record = Record::new(&grant, &Info::default());
-                    let scope = ReleaseScope::Grant;
-                    let release = Op::Release { keys, record, scope, tell: None };
-                    shared.release_on(Arc::new(release), ALL_NODES);
                     let by = if is_set { part.clone() } else { HeldBy::default() };
                     error.get_or_insert(LockError::Held(by));
                 }
@@ -466,9 +480,9 @@ impl Attempt {
     }
 
     /// Waits until the request that created this grant has most likely decided whether to keep it.
-    /// That request may have seen another grant of the owner, and may be about to undo this grant.
-    /// An extension now would make the nodes ignore that undo. The grant would then stand until its
-    /// TTL ends, and no client would know its token.
+    /// That request may be about to undo the grant: its client is gone, or it has seen another grant
+    /// of the owner. An extension now would make the nodes ignore that undo. The grant would then
+    /// stand until its TTL ends, and perhaps no client would know its token.
     ///
     /// # Errors
     /// Another grant may stand, or too few nodes answered to tell.
@@ -564,6 +578,31 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         self.undo();
     }
+}
+
+/// Extends the grant on each lock of a set by itself. Where it can no longer have a majority, releases
+/// it.
+///
+/// It must be released there: the extension may have marked it as extended on some nodes, and the
+/// undo by its own request spares a grant with that mark. The release covers exactly this grant,
+/// because another grant of this owner, perhaps with a smaller T, may have been promised to a client.
+/// The other locks of the set stay: a client may still hold them, and have released only this one.
+async fn extend_or_release(
+    shared: &Shared,
+    keys: &Keys,
+    grant: &LockToken,
+    ttl: Ttl,
+) -> Vec<Result<Lease, LockError>> {
+    let mut results = Vec::with_capacity(keys.count());
+    for (keys, extended) in extend::extend_each(shared, keys, grant, ttl).await {
+        if let Err(LockError::Lost | LockError::NotHolder(_)) = &extended {
+            let record = Record::new(grant, &Info::default());
+            let scope = ReleaseScope::Grant;
+            shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES);
+        }
+        results.push(extended);
+    }
+    results
 }
 
 fn stale_watermarks(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
