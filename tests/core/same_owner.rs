@@ -186,16 +186,17 @@ async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
 /// Votes that have not reached their request yet.
 type Votes = Arc<Mutex<Vec<(Reply, Vote)>>>;
 
-/// A node that carries out every operation. The votes for which `is_held` holds stay in `votes`.
-fn holding_votes(
+/// A node that carries out every operation at once. Its votes on operations for which `is_delayed`
+/// is true stay in `votes`.
+fn delaying_votes(
     node: &Arc<MemoryNode>,
     votes: &Votes,
-    is_held: impl Fn(&Op) -> bool + Send + Sync + 'static,
+    is_delayed: impl Fn(&Op) -> bool + Send + Sync + 'static,
 ) -> Arc<dyn Node> {
     let memory = node.clone();
     let votes = votes.clone();
     intercepted(node.clone(), move |node, task| {
-        if is_held(&task.op) {
+        if is_delayed(&task.op) {
             let vote = memory.run(&task.op);
             votes.lock().unwrap().push((task.reply, vote));
         } else {
@@ -222,11 +223,11 @@ fn shared_by(owner: Owner) -> AcquireOptions {
 /// The first request's client goes away while its votes are on their way. By then a repetition of
 /// the request has found the grant.
 #[tokio::test(start_paused = true)]
-async fn a_repetition_keeps_no_grant_that_its_first_request_gives_up() {
+async fn a_repetition_does_not_extend_an_abandoned_grant() {
     let lock = name("job");
     let memory = three_nodes();
     let votes = Votes::default();
-    let holds = |node| holding_votes(node, &votes, |op| matches!(op, Op::Acquire { .. }));
+    let holds = |node| delaying_votes(node, &votes, |op| matches!(op, Op::Acquire { .. }));
     let first = redlock(memory.iter().map(holds).collect(), Duration::from_secs(1));
     let owner = OsEntropy.owner();
     let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
@@ -238,7 +239,7 @@ async fn a_repetition_keeps_no_grant_that_its_first_request_gives_up() {
     let mut repetition = Box::pin(second.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
     let waits = repetition.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
     assert!(waits, "the first request may still give the grant up");
-    // An extension would run now.
+    // Without the wait, the extension would run here.
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
@@ -247,12 +248,87 @@ async fn a_repetition_keeps_no_grant_that_its_first_request_gives_up() {
     first.drained().await;
     let outcome = repetition.await;
     assert!(!matches!(&outcome, Ok(lease) if lease.replayed), "{outcome:?}");
+    if let Ok(lease) = outcome {
+        second.release(&lock, &lease.token).await.expect("held");
+    }
+    second.drained().await;
+    let keys = Keys::new(PREFIX, &lock);
+    let stored = memory.iter().map(|node| node.run(&Op::Inspect { keys: keys.clone() }));
+    assert!(stored.eq([Vote::Missing, Vote::Missing, Vote::Missing]));
+}
+
+/// The first request gives up while two repetitions have found its grant. Its acquire reaches node
+/// 1 between their extensions. So a majority refuses one repetition, and the other one is promised
+/// the lock.
+#[tokio::test(start_paused = true)]
+async fn a_refused_confirmation_spares_a_grant_that_another_one_confirmed() {
+    let lock = name("job");
+    let memory = three_nodes();
+    let is_acquire = |op: &Op| matches!(op, Op::Acquire { .. });
+    let [of_node_0, of_node_2, of_refused] = [(); 3].map(|()| Votes::default());
+    let late: Arc<Mutex<Vec<Task>>> = Arc::default();
+    let first = redlock(
+        vec![
+            delaying_votes(&memory[0], &of_node_0, is_acquire),
+            intercepted(memory[1].clone(), {
+                let late = late.clone();
+                move |node, task| match is_acquire(&task.op) {
+                    true => late.lock().unwrap().push(task),
+                    false => pass_on(node, task),
+                }
+            }),
+            delaying_votes(&memory[2], &of_node_2, is_acquire),
+        ],
+        Duration::from_secs(1),
+    );
+    let owner = OsEntropy.owner();
+    let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
+    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+
+    // Both repetitions find the grant on nodes 0 and 2.
+    let is_extend = |op: &Op| matches!(op, Op::Extend { .. });
+    let delayed = memory.iter().map(|node| delaying_votes(node, &of_refused, is_extend));
+    let refused = redlock(delayed.collect(), Duration::from_secs(1));
+    let refused = tokio::spawn({
+        let lock = lock.clone();
+        async move { refused.acquire(&lock, ttl(LONG_MS), shared_by(owner)).await }
+    });
+    let nodes = || memory.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
+    let other = redlock(nodes(), Duration::from_secs(1));
+    let mut confirmed = Box::pin(other.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
+    assert!(confirmed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    drop(request);
+    deliver(&of_node_2);
+    while of_refused.lock().unwrap().len() < 3 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // The acquire arrives at node 1. Its vote is under way until the end.
+    let Task { op, reply, .. } = late.lock().unwrap().pop().expect("the acquire");
+    let vote = memory[1].run(&op);
+    assert_eq!(vote, Vote::Granted);
+    let confirmed = confirmed.await.expect("nodes 0 and 1 store the grant");
+    assert!(confirmed.replayed);
+    reply.send(vote);
+    deliver(&of_node_0);
+
+    while !refused.is_finished() {
+        deliver(&of_refused);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let refused = refused.await.expect("no panic").expect("it finds what was confirmed");
+    assert_eq!(refused.token, confirmed.token);
+    let another = redlock(nodes(), Duration::from_secs(1));
+    let another = another.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
+    assert!(matches!(another, Err(LockError::Held(_))), "promised to one client: {another:?}");
 }
 
 /// One node stores another grant of the owner, and one stores somebody else's lock. All nodes have
 /// answered, so the quorum is not what is missing.
 #[tokio::test]
-async fn a_split_with_a_grant_of_the_same_owner_is_a_held_lock() {
+async fn a_split_with_an_own_grant_is_reported_as_held() {
     let lock = name("job");
     let memory = three_nodes();
     let node = |n: usize| memory[n].clone() as Arc<dyn Node>;
@@ -270,13 +346,13 @@ async fn a_split_with_a_grant_of_the_same_owner_is_a_held_lock() {
 /// The repetition's client goes away while the repetition extends the grant. Then the extension
 /// turns out to have no majority.
 #[tokio::test(start_paused = true)]
-async fn a_confirmation_ends_its_work_without_its_client() {
+async fn a_failed_confirmation_releases_even_without_its_client() {
     let lock = name("job");
     let keys = Keys::new(PREFIX, &lock);
     let memory = three_nodes();
     memory[2].set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
     let of_first = Votes::default();
-    let holds = |node| holding_votes(node, &of_first, |op| matches!(op, Op::Acquire { .. }));
+    let holds = |node| delaying_votes(node, &of_first, |op| matches!(op, Op::Acquire { .. }));
     let first = redlock(memory.iter().map(holds).collect(), Duration::from_secs(1));
     let owner = OsEntropy.owner();
     let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
@@ -288,7 +364,7 @@ async fn a_confirmation_ends_its_work_without_its_client() {
     let is_extend = |op: &Op| matches!(op, Op::Extend { .. });
     let second = redlock(
         vec![
-            holding_votes(&memory[0], &of_second, is_extend),
+            delaying_votes(&memory[0], &of_second, is_extend),
             intercepted(memory[1].clone(), {
                 let late = late.clone();
                 move |node, task| match is_extend(&task.op) {
@@ -312,15 +388,14 @@ async fn a_confirmation_ends_its_work_without_its_client() {
     drop(request);
     deliver(&of_first);
     first.drained().await;
-    deliver(&of_second);
     let node: Arc<dyn Node> = memory[1].clone();
-    let late = std::mem::take(&mut *late.lock().unwrap());
-    late.into_iter().for_each(|task| pass_on(&node, task));
+    let stores =
+        |node: &Arc<MemoryNode>| node.run(&Op::Inspect { keys: keys.clone() }) != Vote::Missing;
     let freed = async {
-        while memory[..2]
-            .iter()
-            .any(|node| node.run(&Op::Inspect { keys: keys.clone() }) != Vote::Missing)
-        {
+        while memory[..2].iter().any(stores) {
+            deliver(&of_second);
+            let late = std::mem::take(&mut *late.lock().unwrap());
+            late.into_iter().for_each(|task| pass_on(&node, task));
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };

@@ -492,7 +492,7 @@ impl Redlock {
         self.shared.quorum
     }
 
-    /// Waits until no release is in flight. Await this before the process ends. Releases that wait
+    /// Waits until no release and no confirmation is in flight. Await this before the process ends. Releases that wait
     /// for a node that is down are not waited for.
     pub async fn drained(&self) {
         self.shared.pending.drained().await;

@@ -1,6 +1,7 @@
 //! The cases. Each case is a model at certain bounds, which holds with all rules on. The mutations
 //! name, for each rule, a case that no longer holds without the rule.
 
+use crate::confirmations::{Confirmations, PROMISE_KEPT};
 use crate::confirmed_sets::{ConfirmedSets, WHOLE_OR_NOTHING};
 use crate::eligibility::{
     Bounds as EligibilityBounds, Eligibility, NO_VOTE_AFTER_LOSS, ONE_HOLDER,
@@ -39,6 +40,7 @@ enum AnyModel {
     Repair(Repair),
     Sets(Sets),
     ConfirmedSets(ConfirmedSets),
+    Confirmations(Confirmations),
 }
 
 /// A rule, and the case that violates a property without it.
@@ -72,6 +74,7 @@ impl Case {
             AnyModel::Repair(model) => explore(model, until, threads, progress),
             AnyModel::Sets(model) => explore(model, until, threads, progress),
             AnyModel::ConfirmedSets(model) => explore(model, until, threads, progress),
+            AnyModel::Confirmations(model) => explore(model, until, threads, progress),
         }
     }
 }
@@ -99,6 +102,11 @@ static CONFIRMED_SET: Case = Case {
     title: "sets: a repetition confirms a set that its first request gives up",
     size: Size::Small,
     model: |rules| AnyModel::ConfirmedSets(ConfirmedSets::new(rules)),
+};
+static CONFIRMATIONS: Case = Case {
+    title: "confirmations: two repetitions confirm a grant that its first request may give up",
+    size: Size::Small,
+    model: |rules| AnyModel::Confirmations(Confirmations::new(rules)),
 };
 static SLOTS: Case = Case {
     title: "slots: three clients, a lock with two slots",
@@ -538,11 +546,12 @@ fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// All cases.
-pub static CASES: [&Case; 52] = [
+pub static CASES: [&Case; 53] = [
     &HOLDING_RELEASES,
     &OVERLAPPING_SETS,
     &PART_OF_A_SET,
     &CONFIRMED_SET,
+    &CONFIRMATIONS,
     &SLOTS,
     &PROPOSALS,
     &CONFIRMATION,
@@ -670,6 +679,7 @@ mutations! {
     sets_are_whole: OVERLAPPING_SETS, NO_DEADLOCK;
     refused_set_is_undone: PART_OF_A_SET, NOTHING_STAYS;
     confirmed_set_is_spared: CONFIRMED_SET, WHOLE_OR_NOTHING;
+    refusal_is_repeated: CONFIRMATIONS, PROMISE_KEPT;
     whole_sets_count: PART_OF_A_SET, ONE_HOLDER_PER_NAME;
     gateway_picks_slots: SLOTS, AT_MOST_ALL_SLOTS;
     votes_are_per_slot: SLOTS, AT_MOST_ALL_SLOTS;

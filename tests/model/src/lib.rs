@@ -15,6 +15,7 @@
 //! | [`repair`] | a lock that outlives one fault after the other |
 //! | [`sets`] | three clients that ask for several names at once, and locks with several slots |
 //! | [`confirmed_sets`] | a set whose first request gives it up while a repeated request confirms it |
+//! | [`confirmations`] | a grant that two repetitions confirm while its first request may give it up |
 //! | [`catalogue`] | which model runs within which bounds |
 //! | [`explore`] | running one model and reporting the result |
 //!
@@ -68,6 +69,7 @@
 //! thousand.
 
 pub mod catalogue;
+pub mod confirmations;
 pub mod confirmed_sets;
 pub mod eligibility;
 pub mod explore;

@@ -161,6 +161,9 @@ rules! {
     refused_set_is_undone
     /// An undo of a set spares all its names if one of them was extended.
     confirmed_set_is_spared
+    /// A repetition whose confirmation was refused undoes the grant and extends it once more, before
+    /// it releases the grant.
+    refusal_is_repeated
     /// A gateway counts a node only if the node granted all names of the set.
     whole_sets_count
     /// A gateway picks the slot of a lock with several slots. Nodes do not pick.

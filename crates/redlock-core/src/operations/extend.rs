@@ -14,11 +14,11 @@ use crate::model::quorum::Decision;
 use crate::model::slots::SlotSet;
 use crate::model::types::{Info, LockName, LockToken, Owner, Ttl};
 use crate::model::validity::Lease;
-use crate::node::{Keys, Op, Record};
+use crate::node::{Keys, Op, Record, ReleaseScope};
 use crate::round::repair::Began;
 use crate::round::votes::not_held;
 use crate::round::{PreparedRound, PreparedRounds, Round};
-use crate::shared::Shared;
+use crate::shared::{ALL_NODES, Shared};
 
 /// The rounds of extensions that begin together.
 struct Rounds {
@@ -161,6 +161,28 @@ pub(crate) async fn extend_each(
         results.push((keys, one.outcome(shared).await));
     }
     results
+}
+
+/// Extends one lock. In the same call, each node first gets the undo of the grant, which spares a
+/// grant that is marked as extended.
+pub(crate) async fn extend_after_undo(
+    shared: &Shared,
+    keys: &Keys,
+    token: &LockToken,
+    ttl: Ttl,
+) -> Result<Lease, LockError> {
+    let mut rounds = Rounds::begin(shared);
+    let one = OneExtension::prepare(shared, keys.clone(), token, ttl, &mut rounds);
+    let undo = Op::Release {
+        keys: keys.clone(),
+        record: Record::new(token, &Info::default()),
+        scope: ReleaseScope::Proposal,
+        tell: None,
+    };
+    let undo = shared.release_round(Arc::new(undo));
+    let extension = rounds.prepared.pop().expect("one was prepared");
+    undo.ask_before(&shared.nodes, ALL_NODES, extension);
+    one.outcome(shared).await
 }
 
 fn prepare_each(

@@ -33,9 +33,18 @@ pub(crate) struct PendingReleases {
     observer: Arc<dyn Observer>,
     life: Duration,
     max_clock_skew: Duration,
-    /// Releases in flight. Releases that wait for their node are not included.
+    /// Releases in flight, and confirmations. Releases that wait for their node are not included.
     under_way: AtomicUsize,
     drained: Notify,
+}
+
+/// Work under way. It ends by the drop, also when the work panics.
+struct UnderWay(Arc<PendingReleases>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.ended(None);
+    }
 }
 
 struct Pending {
@@ -83,17 +92,17 @@ impl PendingReleases {
         }
     }
 
-    /// Runs work that may end with releases, in a task of its own. The work counts as a release in
-    /// flight, and ends even if the caller is gone.
+    /// Spawns `work`, which may send releases. It runs to its end even if the caller is dropped.
+    /// [`drained`](Self::drained) waits for it.
     pub(crate) fn complete<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {
         self.began();
-        let pending = self.clone();
+        let under_way = UnderWay(self.clone());
         tokio::spawn(async move {
             let result = work.await;
-            pending.ended(None);
+            drop(under_way);
             result
         })
     }

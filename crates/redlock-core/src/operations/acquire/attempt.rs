@@ -11,6 +11,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+
 use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Decision;
 use crate::model::slots::SlotSet;
@@ -28,9 +30,11 @@ use crate::shared::{ALL_NODES, Shared};
 /// watermarks faster than we do. The attempt then fails without a quorum.
 const MAX_PROPOSALS: u32 = 8;
 
-/// Limits on the wait for another request of the same owner to keep or undo its grant. Within them,
-/// the wait is twice the time that this attempt has taken so far.
+/// The shortest and the longest wait before a confirmation. In between, the wait is twice the time
+/// that the attempt has taken so far. It never takes more than a quarter of the grant's life.
 const SETTLES_WITHIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+/// The age at which a grant is not waited for: its request has decided long ago.
+const SETTLED_AT: Duration = Duration::from_secs(1);
 
 /// The lock, or the set of locks, to acquire, and for whom.
 #[derive(Clone)]
@@ -141,8 +145,8 @@ impl Attempt {
         self
     }
 
-    /// Takes no free slot: asks only for an earlier grant of the owner. On a lock without slots this
-    /// changes nothing.
+    /// Takes no free slot: asks only for an earlier grant of the owner. On a lock without slots
+    /// this changes nothing.
     pub(crate) fn for_own(mut self) -> Self {
         self.is_for_own = true;
         self
@@ -303,15 +307,7 @@ impl Attempt {
                     let votes = shared.clear_votes(round).await;
                     let held = held_by(shared.quorum, &votes);
                     let split = !can_hold(shared.quorum, &votes);
-                    if let Some(by) = self.full.take() {
-                        return Err(self.failed(LockError::Held(*by), false));
-                    }
-                    if self.params.slotted.is_some() {
-                        // Somebody else took the slot after it was chosen. Another one may be free.
-                        let held = HeldBy { lock_of_set: 0, ..held };
-                        return Err(self.failed(LockError::Held(held), true));
-                    }
-                    return Err(self.failed(LockError::Held(held), split));
+                    return Err(self.refused(held, split));
                 }
                 Decision::Neither | Decision::Open => {}
             }
@@ -353,23 +349,39 @@ impl Attempt {
         }
     }
 
-    /// The error of a proposal that no majority has granted or refused.
+    /// The error of a proposal that a majority has refused.
+    fn refused(&mut self, by: HeldBy, split: bool) -> AttemptError {
+        if let Some(by) = self.full.take() {
+            return self.failed(LockError::Held(*by), false);
+        }
+        if self.params.slotted.is_some() {
+            // Somebody else took the slot after it was chosen. Another one may be free.
+            let by = HeldBy { lock_of_set: 0, ..by };
+            return self.failed(LockError::Held(by), true);
+        }
+        self.failed(LockError::Held(by), split)
+    }
+
+    /// The error of a proposal that the tally left undecided. The tally counts `Held` as a refusal,
+    /// but not `Yours`.
     #[cold]
     fn undecided(&mut self, outcome: &RoundOutcome) -> AttemptError {
         let shared = &self.shared;
         let votes = &outcome.votes;
-        let refused = count(votes, |vote| matches!(vote, Vote::Held(_) | Vote::Yours(_)));
-        let error = if refused < shared.quorum.size() {
-            LockError::NoQuorum(shared.reports(outcome))
-        } else {
-            // Another grant of the owner was not counted as a refusal. With it, a majority has
-            // refused.
-            let is_known = can_hold(shared.quorum, votes);
-            let by = is_known.then(|| held_by(shared.quorum, votes));
-            LockError::Held(by.unwrap_or_default())
+        let is_known = self.params.owner_is_shared;
+        let refuses = |vote: &Vote| {
+            matches!(vote, Vote::Held(_)) || is_known && matches!(vote, Vote::Yours(_))
         };
         let split = is_split(shared.quorum, votes);
-        self.failed(error, split)
+        if count(votes, refuses) < shared.quorum.size() {
+            let error = LockError::NoQuorum(shared.reports(outcome));
+            return self.failed(error, split);
+        }
+        // With the `Yours` votes, a majority has refused this proposal. None of those grants can
+        // have a majority, so the owner is not named as holder.
+        let by = Some(held_by(shared.quorum, votes))
+            .filter(|by| can_hold(shared.quorum, votes) && by.owner != Some(self.params.owner));
+        self.refused(by.unwrap_or_default(), split)
     }
 
     /// Two requests of one owner may have chosen different slots at the same time. Then at least
@@ -411,15 +423,12 @@ impl Attempt {
         let shared = self.shared.clone();
         let AcquireParams { ttl, max_hold, .. } = self.params.clone();
         let keys = self.asked().clone();
-        let held = shared.tokens.age(grant.fencing());
-        if let Some(max) = max_hold.filter(|max| held > *max) {
-            return Err(self.failed(LockError::HeldTooLong { held, max }, false));
-        }
         let is_set = keys.others.is_some();
         let is_slotted = self.params.slotted.is_some();
+        let expires_in = by.expires_in;
         let part = HeldBy { is_part_of_own_set: true, ..by };
-        if !is_extended {
-            Box::pin(self.settled(&grant)).await?;
+        if !is_extended && shared.tokens.age(grant.fencing()) < SETTLED_AT {
+            Box::pin(self.settled(&grant, expires_in)).await?;
         }
         // A part of a set is not extended. Repetitions of the request would keep it for ever.
         let standing = if is_set { self.may_stand(&keys, &grant).await } else { 1 };
@@ -433,13 +442,18 @@ impl Attempt {
                 false => self.failed(LockError::Held(part), false),
             });
         }
+        let held = shared.tokens.age(grant.fencing());
+        if let Some(max) = max_hold.filter(|max| held > *max) {
+            return Err(self.failed(LockError::HeldTooLong { held, max }, false));
+        }
         let mut error = None;
         let mut lost = 0;
         let mut first: Option<Lease> = None;
         let results = {
             let keys = keys.clone();
             let pending = shared.pending.clone();
-            // The client of this request may go away before the extension has ended.
+            // A task of its own: if this future is dropped halfway, some nodes have marked the
+            // grant as extended, and nobody else would release it.
             let work = async move { extend_or_release(&shared, &keys, &grant, ttl).await };
             pending.complete(work).await
         };
@@ -480,21 +494,27 @@ impl Attempt {
     }
 
     /// Waits until the request that created this grant has most likely decided whether to keep it.
-    /// That request may be about to undo the grant: its client is gone, or it has seen another grant
-    /// of the owner. An extension now would make the nodes ignore that undo. The grant would then
-    /// stand until its TTL ends, and perhaps no client would know its token.
+    /// That request may be about to undo the grant: its client is gone, or it has seen another
+    /// grant of the owner. An extension now would make the nodes ignore that undo. The grant would
+    /// then stand until its TTL ends, and perhaps no client would know its token.
     ///
     /// # Errors
     /// Another grant may stand, or too few nodes answered to tell.
-    async fn settled(&mut self, grant: &LockToken) -> Result<(), AttemptError> {
+    async fn settled(
+        &mut self,
+        grant: &LockToken,
+        expires_in: Option<Duration>,
+    ) -> Result<(), AttemptError> {
         let (least, most) = SETTLES_WITHIN;
         let took = self.shared.env.clock.monotonic().saturating_sub(self.started);
-        tokio::time::sleep((took * 2).clamp(least, most)).await;
+        let pause = (took * 2).clamp(least, most);
+        tokio::time::sleep(expires_in.map_or(pause, |left| pause.min(left / 4))).await;
         self.is_only_grant(grant).await.map_err(|error| self.failed(error, true))
     }
 
-    /// Counts the locks of a set of which a majority may store this grant. One call to each node reads
-    /// all of them. Otherwise an undo between two readings could make a whole grant look like a part.
+    /// Counts the locks of a set of which a majority may store this grant. One call to each node
+    /// reads all of them. Otherwise an undo between two readings could make a whole grant look like
+    /// a part.
     async fn may_stand(&self, keys: &Keys, grant: &LockToken) -> usize {
         let shared = &self.shared;
         let round = shared.inspect(keys.clone(), shared.round_limits(self.params.ttl));
@@ -580,29 +600,41 @@ impl Drop for Attempt {
     }
 }
 
-/// Extends the grant on each lock of a set by itself. Where it can no longer have a majority, releases
-/// it.
+/// Extends the grant, lock by lock. Releases each lock on which the grant can no longer have a
+/// majority, because this extension may have marked it as extended on some nodes. The undo by the
+/// grant's own request spares a grant with that mark.
 ///
-/// It must be released there: the extension may have marked it as extended on some nodes, and the
-/// undo by its own request spares a grant with that mark. The release covers exactly this grant,
-/// because another grant of this owner, perhaps with a smaller T, may have been promised to a client.
-/// The other locks of the set stay: a client may still hold them, and have released only this one.
+/// A refused extension alone does not show that. The acquire of the grant may reach a node after
+/// the extension that the node refused. Another confirmation then finds the grant there, and a
+/// client is promised the lock. So the extension is sent once more, with an undo before it:
+/// afterwards a node without the grant refuses that acquire, and a node that another confirmation
+/// has extended is spared. No request was promised the grant by its acquires alone: a majority
+/// stored it, and a node of that majority has lost it since.
+///
+/// The release covers exactly this grant, because another grant of this owner, perhaps with a
+/// smaller T, may have been promised to a client. The other locks of a set stay: a client may still
+/// hold them, and have released only this one.
 async fn extend_or_release(
     shared: &Shared,
     keys: &Keys,
     grant: &LockToken,
     ttl: Ttl,
 ) -> Vec<Result<Lease, LockError>> {
-    let mut results = Vec::with_capacity(keys.count());
-    for (keys, extended) in extend::extend_each(shared, keys, grant, ttl).await {
-        if let Err(LockError::Lost | LockError::NotHolder(_)) = &extended {
+    let is_lost = |result: &_| matches!(result, Err(LockError::Lost | LockError::NotHolder(_)));
+    let extended = extend::extend_each(shared, keys, grant, ttl).await;
+    let results = extended.into_iter().map(|(keys, extended)| async move {
+        if !is_lost(&extended) {
+            return extended;
+        }
+        let extended = extend::extend_after_undo(shared, &keys, grant, ttl).await;
+        if is_lost(&extended) {
             let record = Record::new(grant, &Info::default());
             let scope = ReleaseScope::Grant;
             shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES);
         }
-        results.push(extended);
-    }
-    results
+        extended
+    });
+    join_all(results).await
 }
 
 fn stale_watermarks(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
