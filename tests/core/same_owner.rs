@@ -3,7 +3,7 @@
 //! that another attempt has promised to the client.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -323,6 +323,48 @@ async fn a_refused_confirmation_spares_a_grant_that_another_one_confirmed() {
     let another = redlock(nodes(), Duration::from_secs(1));
     let another = another.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
     assert!(matches!(another, Err(LockError::Held(_))), "promised to one client: {another:?}");
+}
+
+/// Node 1 has not received the acquire, and cannot carry out the undo. So its refusals are not final.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_without_the_undo_releases_nothing() {
+    let lock = name("job");
+    let keys = Keys::new(PREFIX, &lock);
+    let memory = three_nodes();
+    let is_acquire = |op: &Op| matches!(op, Op::Acquire { .. });
+    let [of_node_0, of_node_2] = [(); 2].map(|()| Votes::default());
+    let late: Mutex<Vec<Task>> = Mutex::default();
+    let late = intercepted(memory[1].clone(), move |_, task| late.lock().unwrap().push(task));
+    let first = redlock(
+        vec![
+            delaying_votes(&memory[0], &of_node_0, is_acquire),
+            late,
+            delaying_votes(&memory[2], &of_node_2, is_acquire),
+        ],
+        Duration::from_secs(1),
+    );
+    let owner = OsEntropy.owner();
+    let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
+    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+
+    let has_extended = AtomicBool::new(false);
+    let cannot_undo = intercepted(memory[1].clone(), move |node, task| match *task.op {
+        // A dropped task is a failed vote.
+        Op::Release { .. } if has_extended.load(Ordering::Relaxed) => drop(task),
+        _ => {
+            has_extended.fetch_or(matches!(*task.op, Op::Extend { .. }), Ordering::Relaxed);
+            pass_on(node, task);
+        }
+    });
+    let nodes: Vec<Arc<dyn Node>> = vec![memory[0].clone(), cannot_undo, memory[2].clone()];
+    let second = redlock(nodes, Duration::from_secs(1));
+    let mut repetition = Box::pin(second.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
+    assert!(repetition.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(request);
+    deliver(&of_node_2);
+    let outcome = repetition.await;
+    assert!(matches!(outcome, Err(LockError::Unknown(_))), "{outcome:?}");
+    assert_ne!(memory[0].run(&Op::Inspect { keys }), Vote::Missing, "it may be promised");
 }
 
 /// One node stores another grant of the owner, and one stores somebody else's lock. All nodes have

@@ -680,6 +680,7 @@ mutations! {
     refused_set_is_undone: PART_OF_A_SET, NOTHING_STAYS;
     confirmed_set_is_spared: CONFIRMED_SET, WHOLE_OR_NOTHING;
     refusal_is_repeated: CONFIRMATIONS, PROMISE_KEPT;
+    refusal_needs_undo: CONFIRMATIONS, PROMISE_KEPT;
     whole_sets_count: PART_OF_A_SET, ONE_HOLDER_PER_NAME;
     gateway_picks_slots: SLOTS, AT_MOST_ALL_SLOTS;
     votes_are_per_slot: SLOTS, AT_MOST_ALL_SLOTS;

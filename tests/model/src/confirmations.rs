@@ -7,7 +7,9 @@
 //! nobody can have a majority any more when a majority has refused, and releases the grant then.
 //!
 //! With the rule `refusal_is_repeated`, a repetition first sends the undo and the extension once
-//! more. It releases the grant only when a majority has refused again.
+//! more. It releases the grant only when a majority has refused again. A node may fail to store the
+//! watermark of an undo, because its clock is behind or it has no memory. With the rule
+//! `refusal_needs_undo`, its refusal then does not count.
 //!
 //! # Left out
 //!
@@ -49,6 +51,8 @@ struct Node {
     /// Whether a watermark refuses the acquire.
     refuses: bool,
     is_undone: bool,
+    /// Whether the node cannot store watermarks.
+    is_short: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,8 +62,17 @@ enum Request {
     GivesUp,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Vote {
+    Outstanding,
+    Yes,
+    No,
+    /// A refusal that does not count.
+    Doubtful,
+}
+
 /// The votes of the nodes to one question.
-type Votes = [Option<bool>; NODES];
+type Votes = [Vote; NODES];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Repetition {
@@ -112,12 +125,15 @@ impl Confirmations {
         let (Repetition::Extends(votes) | Repetition::Repeats(votes, _)) = repetition else {
             return None;
         };
-        let count = |vote| votes.iter().filter(|it| **it == Some(vote)).count();
-        let is_refused = count(false) > NODES - QUORUM;
+        let count = |vote| votes.iter().filter(|it| **it == vote).count();
+        let is_refused = count(Vote::No) > NODES - QUORUM;
         match repetition {
-            _ if count(true) >= QUORUM => Some(Repetition::Promised),
+            _ if count(Vote::Yes) >= QUORUM => Some(Repetition::Promised),
             Repetition::Extends(_) if is_refused && self.rules.refusal_is_repeated => {
-                Some(Repetition::Repeats([None; NODES], votes.map(|vote| vote.is_none())))
+                Some(Repetition::Repeats(
+                    [Vote::Outstanding; NODES],
+                    votes.map(|vote| vote == Vote::Outstanding),
+                ))
             }
             _ if is_refused => Some(Repetition::Releases([false; NODES])),
             _ => None,
@@ -126,44 +142,52 @@ impl Confirmations {
 }
 
 impl Node {
-    fn undo(&mut self) {
+    /// Returns whether the node has carried it out.
+    fn undo(&mut self) -> bool {
         if self.copy == Copy::Granted {
             self.copy = Copy::Missing;
         }
-        self.refuses |= self.granted.is_none();
+        let is_late = self.granted.is_none();
+        self.refuses |= is_late && !self.is_short;
+        !is_late || !self.is_short
     }
 
-    fn extend(&mut self) -> bool {
+    fn extend(&mut self) -> Vote {
         if self.copy == Copy::Granted {
             self.copy = Copy::Extended;
         }
-        self.copy == Copy::Extended
+        if self.copy == Copy::Extended { Vote::Yes } else { Vote::No }
     }
 
     /// A message of a repetition arrives. Returns the repetition afterwards; `None` if the node
     /// gets no message now.
-    fn receive(&mut self, at: usize, repetition: Repetition) -> Option<Repetition> {
+    fn receive(&mut self, at: usize, repetition: Repetition, rules: &Rules) -> Option<Repetition> {
         let mut next = repetition;
         match &mut next {
             Repetition::Reads(seen) if !seen[at] && self.copy != Copy::Missing => {
                 seen[at] = true;
                 if seen.iter().filter(|seen| **seen).count() >= QUORUM {
-                    next = Repetition::Extends([None; NODES]);
+                    next = Repetition::Extends([Vote::Outstanding; NODES]);
                 }
             }
-            Repetition::Extends(votes) if votes[at].is_none() => votes[at] = Some(self.extend()),
+            Repetition::Extends(votes) if votes[at] == Vote::Outstanding => {
+                votes[at] = self.extend()
+            }
             Repetition::Repeats(_, late) if late[at] => {
                 late[at] = false;
                 self.extend();
             }
-            Repetition::Repeats(votes, _) if votes[at].is_none() => {
-                self.undo();
-                votes[at] = Some(self.extend());
+            Repetition::Repeats(votes, _) if votes[at] == Vote::Outstanding => {
+                let counts = self.undo() || !rules.refusal_needs_undo;
+                votes[at] = match self.extend() {
+                    Vote::No if !counts => Vote::Doubtful,
+                    vote => vote,
+                };
             }
             Repetition::Releases(received) if !received[at] => {
                 received[at] = true;
                 self.copy = Copy::Missing;
-                self.refuses |= self.granted.is_none();
+                self.refuses |= self.granted.is_none() && !self.is_short;
             }
             _ => return None,
         }
@@ -190,12 +214,19 @@ impl Model for Confirmations {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let node = Node { copy: Copy::Missing, granted: None, refuses: false, is_undone: false };
-        vec![State {
-            nodes: [node; NODES],
+        let node = |is_short| Node {
+            copy: Copy::Missing,
+            granted: None,
+            refuses: false,
+            is_undone: false,
+            is_short,
+        };
+        let state = |short: usize| State {
+            nodes: std::array::from_fn(|at| node(at < short)),
             first: Request::Waits,
             repetitions: [Repetition::Reads([false; NODES]); REPETITIONS],
-        }]
+        };
+        (0..=NODES).map(state).collect()
     }
 
     fn actions(&self, s: &State, actions: &mut Vec<Action>) {
@@ -213,8 +244,9 @@ impl Model for Confirmations {
             }
         }
         for (who, repetition) in s.repetitions.iter().enumerate() {
-            let receives =
-                |node: &usize| s.nodes[*node].clone().receive(*node, *repetition).is_some();
+            let receives = |node: &usize| {
+                s.nodes[*node].clone().receive(*node, *repetition, &self.rules).is_some()
+            };
             actions.extend((0..NODES).filter(receives).map(|node| Action::Message { who, node }));
             if self.decided(*repetition).is_some() {
                 actions.push(Action::Decide { who });
@@ -239,7 +271,8 @@ impl Model for Confirmations {
                 next.nodes[node].is_undone = true;
             }
             Action::Message { who, node } => {
-                next.repetitions[who] = next.nodes[node].receive(node, s.repetitions[who])?;
+                next.repetitions[who] =
+                    next.nodes[node].receive(node, s.repetitions[who], &self.rules)?;
             }
             Action::Decide { who } => next.repetitions[who] = self.decided(s.repetitions[who])?,
         }

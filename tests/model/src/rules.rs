@@ -164,6 +164,8 @@ rules! {
     /// A repetition whose confirmation was refused undoes the grant and extends it once more, before
     /// it releases the grant.
     refusal_is_repeated
+    /// The second refusal of a node counts only if the node has carried out the undo.
+    refusal_needs_undo
     /// A gateway counts a node only if the node granted all names of the set.
     whole_sets_count
     /// A gateway picks the slot of a lock with several slots. Nodes do not pick.

@@ -14,7 +14,7 @@ use crate::model::quorum::Decision;
 use crate::model::slots::SlotSet;
 use crate::model::types::{Info, LockName, LockToken, Owner, Ttl};
 use crate::model::validity::Lease;
-use crate::node::{Keys, Op, Record, ReleaseScope};
+use crate::node::{Keys, Op, Record, ReleaseScope, Vote};
 use crate::round::repair::Began;
 use crate::round::votes::not_held;
 use crate::round::{PreparedRound, PreparedRounds, Round};
@@ -165,6 +165,11 @@ pub(crate) async fn extend_each(
 
 /// Extends one lock. In the same call, each node first gets the undo of the grant, which spares a
 /// grant that is marked as extended.
+///
+/// # Errors
+/// A refusal is final only at a node that has carried out the undo: after a failed one, a late
+/// acquire of the grant may still be granted there. If too few refusals are final, the outcome is
+/// unknown.
 pub(crate) async fn extend_after_undo(
     shared: &Shared,
     keys: &Keys,
@@ -181,8 +186,24 @@ pub(crate) async fn extend_after_undo(
     };
     let undo = shared.release_round(Arc::new(undo));
     let extension = rounds.prepared.pop().expect("one was prepared");
-    undo.ask_before(&shared.nodes, ALL_NODES, extension);
-    one.outcome(shared).await
+    let undo = undo.ask_before(&shared.nodes, ALL_NODES, extension);
+    let round = one.round.clone();
+    let result = one.outcome(shared).await;
+    if let Err(LockError::Lost | LockError::NotHolder(_)) = &result {
+        // A node's vote on the undo comes before its vote on the extension.
+        let is_undone = undo.read(|votes| {
+            let is_done = |vote: &Option<Vote>| !matches!(vote, None | Some(Vote::Failed(_)));
+            votes.iter().map(is_done).collect::<Vec<_>>()
+        });
+        let is_final = |(vote, is_undone): &(&Option<Vote>, &bool)| {
+            **is_undone && matches!(vote, Some(Vote::Held(_) | Vote::Missing))
+        };
+        let refused = round.read(|votes| votes.iter().zip(&is_undone).filter(is_final).count());
+        if refused < shared.quorum.blocking() {
+            return Err(LockError::Unknown(shared.reports(&round.outcome_of(Decision::Neither))));
+        }
+    }
+    result
 }
 
 fn prepare_each(
