@@ -6,26 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
+use redlock_core::clock::{Entropy, OsEntropy};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Node, NodeSettings, Task, Vote};
-use redlock_core::{AcquireOptions, LockError, Owner, OwnerChoice, Redlock};
+use redlock_core::node::{Node, Task, Vote};
+use redlock_core::{AcquireOptions, LockError, Owner, Redlock};
 
-use crate::support::nodes::{LONG_MS, Lock, intercepted, name, pass_on, redlock, ttl};
+use crate::support::nodes::{
+    LONG_MS, Lock, intercepted, memory_nodes, name, pass_on, redlock, shared_by, ttl,
+};
 
 /// An operation in flight, and the node that it will reach later.
 type OnItsWay = (Arc<dyn Node>, Task);
-
-fn memory() -> Vec<Arc<MemoryNode>> {
-    let node = |n| {
-        Arc::new(MemoryNode::new(
-            format!("node-{n}"),
-            Arc::new(SystemClock),
-            NodeSettings::default(),
-        ))
-    };
-    (0..3).map(node).collect()
-}
 
 fn over(nodes: &[Arc<MemoryNode>]) -> Redlock {
     redlock(
@@ -34,15 +25,11 @@ fn over(nodes: &[Arc<MemoryNode>]) -> Redlock {
     )
 }
 
-fn of(owner: Owner) -> AcquireOptions {
-    AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() }
-}
-
 /// The gateway of the first request has died. Its operations are still in the masters' sockets.
 #[tokio::test]
 async fn an_acquire_in_flight_sets_nothing_after_release_by_owner() {
     let lock = name("job");
-    let nodes = memory();
+    let nodes = memory_nodes();
     let owner = OsEntropy.owner();
     let in_sockets: Arc<Mutex<Vec<OnItsWay>>> = Arc::default();
     let sends = |node: &Arc<MemoryNode>| {
@@ -52,7 +39,7 @@ async fn an_acquire_in_flight_sets_nothing_after_release_by_owner() {
         })
     };
     let dead = redlock(nodes.iter().map(sends).collect(), Duration::from_secs(1));
-    let mut request = pin!(dead.acquire(&lock, ttl(LONG_MS), of(owner)));
+    let mut request = pin!(dead.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
     assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(in_sockets.lock().unwrap().len(), 3);
 
@@ -72,18 +59,22 @@ async fn an_acquire_in_flight_sets_nothing_after_release_by_owner() {
 #[tokio::test]
 async fn release_by_owner_takes_every_grant_of_that_owner() {
     let lock = name("job");
-    let nodes = memory();
+    let nodes = memory_nodes();
     let owner = OsEntropy.owner();
     let locks = over(&nodes);
-    let lease = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
+    let lease =
+        locks.acquire(&lock, ttl(LONG_MS), shared_by(owner)).await.expect("the lock is free");
     // Another gateway returns this grant to the same client, and extends it.
-    let again =
-        over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the owner has the lock");
+    let again = over(&nodes)
+        .acquire(&lock, ttl(LONG_MS), shared_by(owner))
+        .await
+        .expect("the owner has the lock");
     assert!(again.replayed && again.token == lease.token);
     let up_to = locks.release_owner(&lock, &owner).await.expect("the lock was granted");
     assert!(up_to > lease.token.fencing());
     assert_eq!(locks.extend(&lock, &lease.token, ttl(LONG_MS)).await.err(), Some(LockError::Lost));
-    let next = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
+    let next =
+        locks.acquire(&lock, ttl(LONG_MS), shared_by(owner)).await.expect("the lock is free");
     assert!(!next.replayed && next.token.fencing() > up_to);
 }
 
@@ -92,7 +83,7 @@ async fn release_by_owner_takes_every_grant_of_that_owner() {
 #[tokio::test]
 async fn release_by_owner_leaves_no_watermark_under_another_holder() {
     let lock = name("job");
-    let nodes = memory();
+    let nodes = memory_nodes();
     let locks = over(&nodes);
     let held = locks
         .acquire(&lock, ttl(LONG_MS), AcquireOptions::default())
@@ -124,9 +115,9 @@ async fn release_by_owner_leaves_no_watermark_under_another_holder() {
 #[tokio::test]
 async fn release_by_owner_is_unknown_without_a_majority() {
     let lock = name("job");
-    let nodes = memory();
+    let nodes = memory_nodes();
     let owner = OsEntropy.owner();
-    over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
+    over(&nodes).acquire(&lock, ttl(LONG_MS), shared_by(owner)).await.expect("the lock is free");
     let silent = |n: usize| intercepted(nodes[n].clone(), |_, task| drop(task));
     let one = redlock(vec![silent(0), silent(1), silent(2)], Duration::from_secs(1));
     let unknown = one.release_owner(&lock, &owner).await;
@@ -140,6 +131,6 @@ async fn release_by_owner_is_unknown_without_a_majority() {
 
 #[tokio::test]
 async fn release_by_owner_never_takes_a_foreign_or_kept_free_record() {
-    let locks = over(&memory());
+    let locks = over(&memory_nodes());
     assert_eq!(locks.release_owner(&name("job"), &Owner::NOBODY).await, Err(LockError::Lost));
 }

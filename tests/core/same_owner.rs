@@ -2,7 +2,7 @@
 //! idempotency key while its first request is still in flight. No attempt may take away a grant
 //! that another attempt has promised to the client.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -17,7 +17,8 @@ use redlock_core::{
 use tokio::time::timeout;
 
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, PREFIX, assert_extended, intercepted, name, now, pass_on, redlock, ttl,
+    AGAIN, LONG_MS, Lock, PREFIX, assert_extended, intercepted, memory_nodes, name, now, pass_on,
+    redlock, shared_by, ttl,
 };
 
 /// The node gets only the first acquire. For each later one, `second` is called instead.
@@ -37,8 +38,7 @@ fn with_second_acquire(
 
 /// Acquires a lock on nodes in memory, which answer at once.
 fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lease, LockError> {
-    let options = AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() };
-    let attempt = pin!(locks.acquire(lock, ttl(LONG_MS), options));
+    let attempt = pin!(locks.acquire(lock, ttl(LONG_MS), shared_by(owner)));
     match attempt.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
         Poll::Pending => panic!("all nodes answer at once"),
@@ -51,15 +51,7 @@ fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lea
 #[tokio::test]
 async fn a_cancelled_attempt_spares_its_owners_other_grants() {
     let lock = name("job");
-    let memory: Vec<_> = (0..3)
-        .map(|n| {
-            Arc::new(MemoryNode::new(
-                format!("node-{n}"),
-                Arc::new(SystemClock),
-                NodeSettings::default(),
-            ))
-        })
-        .collect();
+    let memory = memory_nodes();
     let node = |n: usize| memory[n].clone() as Arc<dyn Node>;
     // A gateway that has no connection to this node.
     let away = |n: usize| intercepted(node(n), |_, task| drop(task));
@@ -93,8 +85,8 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants() {
         with_second_acquire(node(n), move |_, task| unanswered.lock().unwrap().push(task))
     };
     let first = redlock(vec![interrupted, silent(1), silent(2)], Duration::from_secs(1));
-    let options = AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() };
-    let cancelled = timeout(Duration::ZERO, first.acquire(&lock, ttl(LONG_MS), options)).await;
+    let cancelled = first.acquire(&lock, ttl(LONG_MS), shared_by(owner));
+    let cancelled = timeout(Duration::ZERO, cancelled).await;
     assert!(cancelled.is_err(), "the second proposal has no majority yet: {cancelled:?}");
 
     let lease = granted.lock().unwrap().take().expect("granted between the two proposals");
@@ -109,15 +101,7 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants() {
 async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
     let lock = name("job");
     let keys = Keys::new(PREFIX, &lock);
-    let memory: Vec<_> = (0..3)
-        .map(|n| {
-            Arc::new(MemoryNode::new(
-                format!("node-{n}"),
-                Arc::new(SystemClock),
-                NodeSettings::default(),
-            ))
-        })
-        .collect();
+    let memory = memory_nodes();
     let taken = |n: usize| {
         let node = memory[n].clone();
         let keys = keys.clone();
@@ -205,19 +189,30 @@ fn delaying_votes(
     })
 }
 
+/// Operations that have not reached their node yet.
+type Tasks = Arc<Mutex<Vec<Task>>>;
+
+/// A node. Operations for which `is_delayed` is true stay in `tasks`.
+fn delaying_tasks(
+    node: &Arc<MemoryNode>,
+    tasks: &Tasks,
+    is_delayed: impl Fn(&Op) -> bool + Send + Sync + 'static,
+) -> Arc<dyn Node> {
+    let tasks = tasks.clone();
+    intercepted(node.clone(), move |node, task| match is_delayed(&task.op) {
+        true => tasks.lock().unwrap().push(task),
+        false => pass_on(node, task),
+    })
+}
+
+/// Polls a request once. Returns whether it has no result yet.
+fn is_pending(request: Pin<&mut impl Future>) -> bool {
+    request.poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
 fn deliver(votes: &Votes) {
     let votes = std::mem::take(&mut *votes.lock().unwrap());
     votes.into_iter().for_each(|(reply, vote)| reply.send(vote));
-}
-
-fn three_nodes() -> Vec<Arc<MemoryNode>> {
-    let clock = Arc::new(SystemClock);
-    let node = |n| MemoryNode::new(format!("node-{n}"), clock.clone(), NodeSettings::default());
-    (0..3).map(node).map(Arc::new).collect()
-}
-
-fn shared_by(owner: Owner) -> AcquireOptions {
-    AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() }
 }
 
 /// The first request's client goes away while its votes are on their way. By then a repetition of
@@ -225,19 +220,19 @@ fn shared_by(owner: Owner) -> AcquireOptions {
 #[tokio::test(start_paused = true)]
 async fn a_repetition_does_not_extend_an_abandoned_grant() {
     let lock = name("job");
-    let memory = three_nodes();
+    let memory = memory_nodes();
     let votes = Votes::default();
     let holds = |node| delaying_votes(node, &votes, |op| matches!(op, Op::Acquire { .. }));
     let first = redlock(memory.iter().map(holds).collect(), Duration::from_secs(1));
     let owner = OsEntropy.owner();
     let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
-    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(is_pending(request.as_mut()));
     assert_eq!(votes.lock().unwrap().len(), 3);
 
     let nodes = memory.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
     let second = redlock(nodes, Duration::from_secs(1));
     let mut repetition = Box::pin(second.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
-    let waits = repetition.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+    let waits = is_pending(repetition.as_mut());
     assert!(waits, "the first request may still give the grant up");
     // Without the wait, the extension would run here.
     for _ in 0..10 {
@@ -257,33 +252,27 @@ async fn a_repetition_does_not_extend_an_abandoned_grant() {
     assert!(stored.eq([Vote::Missing, Vote::Missing, Vote::Missing]));
 }
 
-/// The first request gives up while two repetitions have found its grant. Its acquire reaches node
-/// 1 between their extensions. So a majority refuses one repetition, and the other one is promised
-/// the lock.
+/// Two repetitions have found the grant of the first request, which then gives up. Its acquire
+/// reaches node 1 after the extension of one repetition, and before that of the other one. So a
+/// majority refuses the first extension, and the other repetition is promised the lock.
 #[tokio::test(start_paused = true)]
 async fn a_refused_confirmation_spares_a_grant_that_another_one_confirmed() {
     let lock = name("job");
-    let memory = three_nodes();
+    let memory = memory_nodes();
     let is_acquire = |op: &Op| matches!(op, Op::Acquire { .. });
     let [of_node_0, of_node_2, of_refused] = [(); 3].map(|()| Votes::default());
-    let late: Arc<Mutex<Vec<Task>>> = Arc::default();
+    let late = Tasks::default();
     let first = redlock(
         vec![
             delaying_votes(&memory[0], &of_node_0, is_acquire),
-            intercepted(memory[1].clone(), {
-                let late = late.clone();
-                move |node, task| match is_acquire(&task.op) {
-                    true => late.lock().unwrap().push(task),
-                    false => pass_on(node, task),
-                }
-            }),
+            delaying_tasks(&memory[1], &late, is_acquire),
             delaying_votes(&memory[2], &of_node_2, is_acquire),
         ],
         Duration::from_secs(1),
     );
     let owner = OsEntropy.owner();
     let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
-    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(is_pending(request.as_mut()));
 
     // Both repetitions find the grant on nodes 0 and 2.
     let is_extend = |op: &Op| matches!(op, Op::Extend { .. });
@@ -296,7 +285,7 @@ async fn a_refused_confirmation_spares_a_grant_that_another_one_confirmed() {
     let nodes = || memory.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
     let other = redlock(nodes(), Duration::from_secs(1));
     let mut confirmed = Box::pin(other.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
-    assert!(confirmed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(is_pending(confirmed.as_mut()));
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
@@ -330,22 +319,21 @@ async fn a_refused_confirmation_spares_a_grant_that_another_one_confirmed() {
 async fn a_refusal_without_the_undo_releases_nothing() {
     let lock = name("job");
     let keys = Keys::new(PREFIX, &lock);
-    let memory = three_nodes();
+    let memory = memory_nodes();
     let is_acquire = |op: &Op| matches!(op, Op::Acquire { .. });
     let [of_node_0, of_node_2] = [(); 2].map(|()| Votes::default());
-    let late: Mutex<Vec<Task>> = Mutex::default();
-    let late = intercepted(memory[1].clone(), move |_, task| late.lock().unwrap().push(task));
+    let late = Tasks::default();
     let first = redlock(
         vec![
             delaying_votes(&memory[0], &of_node_0, is_acquire),
-            late,
+            delaying_tasks(&memory[1], &late, is_acquire),
             delaying_votes(&memory[2], &of_node_2, is_acquire),
         ],
         Duration::from_secs(1),
     );
     let owner = OsEntropy.owner();
     let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
-    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(is_pending(request.as_mut()));
 
     let has_extended = AtomicBool::new(false);
     let cannot_undo = intercepted(memory[1].clone(), move |node, task| match *task.op {
@@ -359,7 +347,7 @@ async fn a_refusal_without_the_undo_releases_nothing() {
     let nodes: Vec<Arc<dyn Node>> = vec![memory[0].clone(), cannot_undo, memory[2].clone()];
     let second = redlock(nodes, Duration::from_secs(1));
     let mut repetition = Box::pin(second.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
-    assert!(repetition.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(is_pending(repetition.as_mut()));
     drop(request);
     deliver(&of_node_2);
     let outcome = repetition.await;
@@ -372,7 +360,7 @@ async fn a_refusal_without_the_undo_releases_nothing() {
 #[tokio::test]
 async fn a_split_with_an_own_grant_is_reported_as_held() {
     let lock = name("job");
-    let memory = three_nodes();
+    let memory = memory_nodes();
     let node = |n: usize| memory[n].clone() as Arc<dyn Node>;
     let owner = OsEntropy.owner();
     acquire_at_once(&redlock(vec![node(0)], Duration::from_secs(1)), &lock, owner).expect("free");
@@ -391,29 +379,23 @@ async fn a_split_with_an_own_grant_is_reported_as_held() {
 async fn a_failed_confirmation_releases_even_without_its_client() {
     let lock = name("job");
     let keys = Keys::new(PREFIX, &lock);
-    let memory = three_nodes();
+    let memory = memory_nodes();
     memory[2].set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
     let of_first = Votes::default();
     let holds = |node| delaying_votes(node, &of_first, |op| matches!(op, Op::Acquire { .. }));
     let first = redlock(memory.iter().map(holds).collect(), Duration::from_secs(1));
     let owner = OsEntropy.owner();
     let mut request = Box::pin(first.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
-    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(is_pending(request.as_mut()));
 
     // Node 0 extends the grant at once, and node 1 after the undo.
     let of_second = Votes::default();
-    let late: Arc<Mutex<Vec<Task>>> = Arc::default();
+    let late = Tasks::default();
     let is_extend = |op: &Op| matches!(op, Op::Extend { .. });
     let second = redlock(
         vec![
             delaying_votes(&memory[0], &of_second, is_extend),
-            intercepted(memory[1].clone(), {
-                let late = late.clone();
-                move |node, task| match is_extend(&task.op) {
-                    true => late.lock().unwrap().push(task),
-                    false => pass_on(node, task),
-                }
-            }),
+            delaying_tasks(&memory[1], &late, is_extend),
             memory[2].clone(),
         ],
         Duration::from_secs(1),

@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redlock_core::clock::{Clock, SystemClock};
+use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl};
 use redlock_core::node::worker::RemoteNode;
 use redlock_core::node::{
     Effect, Failure, HandoffRoute, Hint, Keys, LockReader, NoObserver, Node, NodeSettings,
     NodeState, NodeStatus, Observer, Op, Reason, Record, ReleaseScope, Reply, Task, Vote, Voter,
 };
-use redlock_core::{Env, Info, LockName, LockToken, Redlock, Settings, Ttl};
+use redlock_core::{
+    AcquireOptions, Env, Info, LockName, LockToken, Owner, OwnerChoice, Redlock, Settings, Ttl,
+};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
@@ -341,6 +344,18 @@ pub(crate) fn intercepted(
     submit: impl Fn(&Arc<dyn Node>, Task) + Send + Sync + 'static,
 ) -> Arc<dyn Node> {
     Arc::new(Intercepted { node, submit })
+}
+
+/// Three nodes in memory, which answer at once.
+pub(crate) fn memory_nodes() -> Vec<Arc<MemoryNode>> {
+    let node =
+        |n| MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
+    (0..3).map(node).map(Arc::new).collect()
+}
+
+/// The options of a request whose repetitions ask for the same owner.
+pub(crate) fn shared_by(owner: Owner) -> AcquireOptions {
+    AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() }
 }
 
 /// Submits an operation to a node.

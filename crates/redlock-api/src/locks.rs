@@ -561,8 +561,8 @@ pub struct LockStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub waiters: Vec<Waiter>,
-    /// The length of that line. Absent when nobody waits here, or when the caller may not inspect
-    /// the lock. In a listing, each held slot of a lock shows the whole line.
+    /// The length of that line. Absent when nobody waits here. A listing shows it only to a caller
+    /// who may inspect the lock, and shows the whole line for each held slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub waiters_total: Option<u64>,

@@ -233,8 +233,8 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         plan
     }
 
-    /// Carries out a release of several locks that hands none of them over. `send` must send the
-    /// release, which has room for one hint. Afterwards the first waiter of each lock is woken.
+    /// Releases several locks without handing any of them over. `send` must send the release, and
+    /// publishes at most one hint with it. Then this function wakes the first waiter of each lock.
     pub(crate) fn release_without_handoff(
         &self,
         locks: impl Iterator<Item = Bytes>,

@@ -86,6 +86,13 @@ export class Console {
     return this.shows("#feed", pattern);
   }
 
+  /** Enters an API key when the page asks for one. */
+  async enterKey(key) {
+    await this.shows("#status", /^key needed$/);
+    await this.type("#key-input", key);
+    await this.page.keyboard.press("Enter");
+  }
+
   async type(selector, text) {
     await this.page.$eval(selector, (input) => (input.value = ""));
     await this.page.type(selector, text);

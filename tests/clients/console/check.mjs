@@ -233,9 +233,7 @@ if (servers !== undefined) {
     "a key without the permission is offered no forced release",
     "seen/",
     async (page) => {
-      await page.shows("#status", /^key needed$/);
-      await page.type("#key-input", servers.places.viewer);
-      await page.page.keyboard.press("Enter");
+      await page.enterKey(servers.places.viewer);
       await page.shows("#status", /^live$/);
       await new Client(keyed, admin).acquire("seen/a", { owner: "somebody" });
       await page.row("seen/a", /somebody/);
@@ -250,9 +248,7 @@ if (servers !== undefined) {
     "a key that may not list is told so",
     "jobs/",
     async (page) => {
-      await page.shows("#status", /^key needed$/);
-      await page.type("#key-input", servers.places.key);
-      await page.page.keyboard.press("Enter");
+      await page.enterKey(servers.places.key);
       await page.shows("#status", /^refused$/);
       await page.shows("#banner", /^The gateway refused the list: ./);
       await page.shows("#masters-note", /A key with the metrics permission/);

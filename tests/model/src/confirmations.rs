@@ -1,4 +1,4 @@
-//! Two repetitions of a request confirm its grant, while that request may give the grant up.
+//! Two repetitions of a request confirm the grant of that request, which may give it up meanwhile.
 //!
 //! The first request asks three nodes for the grant. Each of its messages may arrive late. It is
 //! promised the grant when a majority has granted it, or it gives up: then each node that has
@@ -7,9 +7,10 @@
 //! nobody can have a majority any more when a majority has refused, and releases the grant then.
 //!
 //! With the rule `refusal_is_repeated`, a repetition first sends the undo and the extension once
-//! more. It releases the grant only when a majority has refused again. A node may fail to store the
-//! watermark of an undo, because its clock is behind or it has no memory. With the rule
-//! `refusal_needs_undo`, its refusal then does not count.
+//! more. It releases the grant only when a majority has refused again.
+//!
+//! A node whose clock is behind, or that has no memory left, cannot store the watermark of an undo.
+//! With the rule `refusal_needs_undo`, the second refusal of such a node does not count.
 //!
 //! # Left out
 //!
@@ -19,28 +20,19 @@
 
 use stateright::{Model, Property};
 
+use crate::confirmed_sets::{Copy, NODES, QUORUM};
 use crate::explore::{First, Narrated};
 use crate::rules::Rules;
 
 /// A majority stores the grant as long as anybody was promised it.
 pub const PROMISE_KEPT: &str = "a promised grant stands";
 
-const NODES: usize = 3;
-const QUORUM: usize = 2;
 const REPETITIONS: usize = 2;
 
 #[derive(Debug)]
 pub struct Confirmations {
     rules: Rules,
     firsts: [First; 3],
-}
-
-/// What a node stores of the grant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Copy {
-    Missing,
-    Granted,
-    Extended,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -142,7 +134,7 @@ impl Confirmations {
 }
 
 impl Node {
-    /// Returns whether the node has carried it out.
+    /// Undoes the grant. Returns whether the node could carry this out.
     fn undo(&mut self) -> bool {
         if self.copy == Copy::Granted {
             self.copy = Copy::Missing;

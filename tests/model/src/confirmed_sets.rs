@@ -20,8 +20,8 @@ use crate::rules::Rules;
 /// When no message is under way, a majority stores both names or neither.
 pub const WHOLE_OR_NOTHING: &str = "a confirmed set stands whole or not at all";
 
-const NODES: usize = 3;
-const QUORUM: usize = 2;
+pub(crate) const NODES: usize = 3;
+pub(crate) const QUORUM: usize = 2;
 const NAMES: usize = 2;
 
 #[derive(Debug)]
@@ -30,9 +30,9 @@ pub struct ConfirmedSets {
     firsts: [First; 3],
 }
 
-/// What a node stores for a name.
+/// What a node stores of a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Copy {
+pub(crate) enum Copy {
     Missing,
     Granted,
     Extended,

@@ -52,9 +52,10 @@ pub(crate) enum HintKind {
 /// The newest waiter with [`QueueMode::Newest`](crate::QueueMode) at a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NewestWaiter {
-    /// When the waiter arrived, in microseconds since 1970 by the clock of the gateway that sends the
-    /// hint. The number is larger if that clock was set back, because each arrival at a gateway gets a
-    /// larger number than the one before. A repeated request keeps the number of its first request.
+    /// When the waiter arrived, in microseconds since 1970 by the clock of the gateway that sends
+    /// the hint. The number is larger if that clock was set back, because each arrival at a gateway
+    /// gets a larger number than the one before. A repeated request keeps the number of its first
+    /// request.
     pub(crate) arrival: u64,
     /// The owner, if repeated requests may have the same owner.
     pub(crate) shared_owner: Option<Owner>,

@@ -167,8 +167,8 @@ pub(crate) async fn extend_each(
 /// grant that is marked as extended.
 ///
 /// # Errors
-/// A refusal is final only at a node that has carried out the undo: after a failed one, a late
-/// acquire of the grant may still be granted there. If too few refusals are final, the outcome is
+/// A refusal is final only at a node that has carried out the undo. Any other node may still grant
+/// an acquire of this grant that arrives late. If too few refusals are final, the outcome is
 /// unknown.
 pub(crate) async fn extend_after_undo(
     shared: &Shared,
@@ -191,14 +191,13 @@ pub(crate) async fn extend_after_undo(
     let result = one.outcome(shared).await;
     if let Err(LockError::Lost | LockError::NotHolder(_)) = &result {
         // A node's vote on the undo comes before its vote on the extension.
-        let is_undone = undo.read(|votes| {
-            let is_done = |vote: &Option<Vote>| !matches!(vote, None | Some(Vote::Failed(_)));
-            votes.iter().map(is_done).collect::<Vec<_>>()
-        });
-        let is_final = |(vote, is_undone): &(&Option<Vote>, &bool)| {
-            **is_undone && matches!(vote, Some(Vote::Held(_) | Vote::Missing))
+        let undone = undo.read(<[_]>::to_vec);
+        let refused = round.read(<[_]>::to_vec);
+        let is_final = |(undone, refused): &(Option<Vote>, Option<Vote>)| {
+            !matches!(undone, None | Some(Vote::Failed(_)))
+                && matches!(refused, Some(Vote::Held(_) | Vote::Missing))
         };
-        let refused = round.read(|votes| votes.iter().zip(&is_undone).filter(is_final).count());
+        let refused = undone.into_iter().zip(refused).filter(is_final).count();
         if refused < shared.quorum.blocking() {
             return Err(LockError::Unknown(shared.reports(&round.outcome_of(Decision::Neither))));
         }

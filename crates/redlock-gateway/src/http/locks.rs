@@ -307,9 +307,9 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
 /// answer arrives.
 ///
 /// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-/// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
-/// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-/// second.
+/// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+/// `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+/// others within about a second.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
     params(

@@ -568,8 +568,8 @@ type LockStatus struct {
 	// and in listings.
 	Waiters []Waiter `json:"waiters,omitempty"`
 
-	// WaitersTotal The length of that line. Absent when nobody waits here, or when the caller may not inspect
-	// the lock. In a listing, each held slot of a lock shows the whole line.
+	// WaitersTotal The length of that line. Absent when nobody waits here. A listing shows it only to a caller
+	// who may inspect the lock, and shows the whole line for each held slot.
 	WaitersTotal *int64 `json:"waiters_total,omitempty"`
 }
 
@@ -1113,9 +1113,9 @@ type ClientInterface interface {
 	// answer arrives.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-	// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
-	// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-	// second.
+	// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+	// `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+	// others within about a second.
 	//
 	// Corresponds with GET /locks/{name} (the `GetLock` operationId).
 	GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1470,9 +1470,9 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 // answer arrives.
 //
 // With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
-// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-// second.
+// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+// `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+// others within about a second.
 //
 // Corresponds with GET /locks/{name} (the `GetLock` operationId).
 func (c *Client) GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -2637,9 +2637,9 @@ type ClientWithResponsesInterface interface {
 	// answer arrives.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-	// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
-	// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-	// second.
+	// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+	// `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+	// others within about a second.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -4590,9 +4590,9 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 // answer arrives.
 //
 // With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
-// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-// second.
+// which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+// `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+// others within about a second.
 //
 // Returns a wrapper object for the known response body format(s).
 //

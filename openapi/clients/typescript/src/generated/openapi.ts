@@ -19,9 +19,9 @@ export interface paths {
          *     answer arrives.
          *
          *     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
-         *     which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`, `released`, `expired`,
-         *     `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-         *     second.
+         *     which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
+         *     `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+         *     others within about a second.
          */
         get: operations["getLock"];
         put?: never;
@@ -806,8 +806,8 @@ export interface components {
             waiters?: components["schemas"]["Waiter"][];
             /**
              * Format: int64
-             * @description The length of that line. Absent when nobody waits here, or when the caller may not inspect
-             *     the lock. In a listing, each held slot of a lock shows the whole line.
+             * @description The length of that line. Absent when nobody waits here. A listing shows it only to a caller
+             *     who may inspect the lock, and shows the whole line for each held slot.
              */
             waiters_total?: number;
         };

@@ -53,9 +53,9 @@ class LockStatus:
         waiters (list[Waiter] | Unset): The first 100 in this gateway's line for the lock, in order. Absent when nobody
             waits here,
             and in listings.
-        waiters_total (int | Unset): The length of that line. Absent when nobody waits here, or when the caller may not
-            inspect
-            the lock. In a listing, each held slot of a lock shows the whole line.
+        waiters_total (int | Unset): The length of that line. Absent when nobody waits here. A listing shows it only to
+            a caller
+            who may inspect the lock, and shows the whole line for each held slot.
     """
 
     name: str

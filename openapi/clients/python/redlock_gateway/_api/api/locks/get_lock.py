@@ -110,9 +110,8 @@ def sync_detailed(
 
     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
     which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
-    `released`, `expired`,
-    `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-    second.
+    `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+    others within about a second.
 
     Args:
         name (str):
@@ -153,9 +152,8 @@ def sync(
 
     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
     which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
-    `released`, `expired`,
-    `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-    second.
+    `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+    others within about a second.
 
     Args:
         name (str):
@@ -191,9 +189,8 @@ async def asyncio_detailed(
 
     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
     which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
-    `released`, `expired`,
-    `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-    second.
+    `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+    others within about a second.
 
     Args:
         name (str):
@@ -232,9 +229,8 @@ async def asyncio(
 
     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
     which has the usual answer without `nodes` and `may_force`. Then come `held`, `extended`,
-    `released`, `expired`,
-    `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
-    second.
+    `released`, `expired`, `forced` and `waiters`. Changes by this gateway appear at once, changes by
+    others within about a second.
 
     Args:
         name (str):
