@@ -10,6 +10,7 @@ mod support {
     pub(crate) mod gateway;
     pub(crate) mod harness;
     pub(crate) mod http2;
+    pub(crate) mod measure;
     pub(crate) mod metrics;
     pub(crate) mod nodes;
     pub(crate) mod openapi;
@@ -142,6 +143,7 @@ mod operations {
 mod repository {
     mod architecture;
     mod layout;
+    mod levels;
     mod modules;
     mod readme;
     mod runbook;

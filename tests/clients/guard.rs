@@ -10,13 +10,26 @@ use redlock_client::{Client, Error, Guard, Loss, LossReason, ProblemCode, Queue,
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{DeadPort, PATIENCE, eventually, masters};
+use crate::support::harness::{DeadPort, PATIENCE, RedisServer, eventually, masters};
+use crate::support::waiters::patient;
 
-const TTL: Duration = Duration::from_secs(1);
+/// A TTL of locks that guards extend. A guard extends its lock after a third of this time. It loses
+/// the lock only if the machine stands still for most of the rest.
+const TTL: Duration = Duration::from_secs(6);
+/// A TTL that outlasts the test. So if the lock is free, it was released.
+const HOUR: Duration = Duration::from_secs(3_600);
+/// A wait without an end.
+const FOREVER: Duration = Duration::MAX;
+
+fn over(servers: &[RedisServer]) -> Launch {
+    Launch::over(servers).flag("--node-timeout", "6s")
+}
 
 fn url(gateway: &Gateway) -> String {
     format!("http://{}", gateway.address())
@@ -42,38 +55,18 @@ async fn extended(guard: &Guard, times: usize) {
 }
 
 #[tokio::test]
-async fn a_guard_extends_for_five_ttls_and_leaves_nothing() {
-    let servers = masters(3);
-    let gateway = Launch::over(&servers).ready().await;
-    let guard =
-        client(&[&gateway]).lock("jobs/nightly").ttl(TTL).owner("host-7").acquire().await.unwrap();
-    let begin = guard.deadline();
-    while guard.deadline().since(begin) < TTL * 5 {
-        extended(&guard, 1).await;
-        guard.check().unwrap();
-        let status = gateway.inspect("jobs/nightly").await;
-        assert_eq!(
-            (&status["owner"], &status["fencing_token"]),
-            (&"host-7".into(), &guard.fencing_token().into())
-        );
-    }
-    guard.release().await.unwrap();
-    assert_eq!(gateway.inspect("jobs/nightly").await["state"], "free");
-}
-
-#[tokio::test]
 async fn a_dropped_guard_releases_and_a_refusal_names_the_holder() {
-    let gateway = Launch::embedded().ready().await;
+    let gateway = patient(Launch::embedded()).ready().await;
     let client = client(&[&gateway]);
-    let guard = client.lock("a").owner("alice").acquire().await.unwrap();
+    let guard = client.lock("a").ttl(HOUR).owner("alice").acquire().await.unwrap();
     let refused = client.lock("a").acquire().await.unwrap_err();
     assert!(
         matches!(&refused, Error::Held { holder: Some(holder), .. } if holder == "alice"),
         "{refused}"
     );
-    let waits = client.lock("a").wait(PATIENCE);
-    let (next, ()) = tokio::join!(waits.acquire(), async { drop(guard) });
-    next.unwrap().release().await.unwrap();
+    let next = timeout(PATIENCE, client.lock("a").wait(FOREVER).acquire());
+    let (next, ()) = tokio::join!(next, async { drop(guard) });
+    next.expect("the guard releases").unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
@@ -105,35 +98,11 @@ async fn work_under_a_lost_lock_is_cancelled() {
 }
 
 #[tokio::test]
-async fn a_guard_without_masters_is_lost_before_its_deadline() {
-    let servers = masters(3);
-    let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
-    let guard = client(&[&gateway]).lock("a").ttl(TTL * 4).acquire().await.unwrap();
-    extended(&guard, 1).await;
-    servers[..2].iter().for_each(|server| server.stop());
-    let loss = timeout(PATIENCE, guard.lost()).await.expect("the guard reports the loss");
-    let left = guard.deadline().left();
-    servers[..2].iter().for_each(|server| server.cont());
-    assert!(
-        matches!(loss.reason, LossReason::Unconfirmed { .. })
-            && loss.to_string().contains("outcome_unknown"),
-        "{loss}"
-    );
-    assert!(
-        left > Duration::from_millis(100),
-        "{left:?} before the deadline; a tenth of the TTL is 400 ms"
-    );
-}
-
-#[tokio::test]
 async fn a_guard_survives_a_killed_gateway_and_a_hung_one() {
     let servers = masters(3);
-    let [killed, hung, last] = [
-        Launch::over(&servers).ready().await,
-        Launch::over(&servers).ready().await,
-        Launch::over(&servers).ready().await,
-    ];
-    let guard = client(&[&killed, &hung, &last]).lock("a").ttl(TTL * 3).acquire().await.unwrap();
+    let [killed, hung, last] =
+        [over(&servers).ready().await, over(&servers).ready().await, over(&servers).ready().await];
+    let guard = client(&[&killed, &hung, &last]).lock("a").ttl(TTL).acquire().await.unwrap();
     hung.signal(Signal::STOP);
     drop(killed);
     extended(&guard, 3).await;
@@ -174,7 +143,7 @@ async fn retries_after_lost_answers_get_the_same_grant() {
     let gateway = Launch::embedded().ready().await;
     let (address, lost_responses) = swallowing_proxy(gateway.address(), 2).await;
     let client = Client::new(format!("http://{address}")).unwrap();
-    let guard = client.lock("a").acquire().await.unwrap();
+    let guard = client.lock("a").wait(FOREVER).acquire().await.unwrap();
     assert_eq!(lost_responses.load(Ordering::SeqCst), 2);
     let status = gateway.inspect("a").await;
     assert_eq!(
@@ -194,7 +163,7 @@ async fn every_gateway_is_asked_again_after_each_failed_once() {
         .url(format!("http://{address}"))
         .build()
         .unwrap();
-    client.lock("a").acquire().await.unwrap().release().await.unwrap();
+    client.lock("a").wait(FOREVER).acquire().await.unwrap().release().await.unwrap();
     assert_eq!(lost_responses.load(Ordering::SeqCst), 2);
 }
 
@@ -202,7 +171,7 @@ async fn every_gateway_is_asked_again_after_each_failed_once() {
 async fn twenty_contenders_under_a_lock_lose_no_count() {
     const EACH: usize = 5;
     let servers = masters(3);
-    let gateways = [Launch::over(&servers).ready().await, Launch::over(&servers).ready().await];
+    let gateways = [over(&servers).ready().await, over(&servers).ready().await];
     let counter = Arc::new(AtomicUsize::new(0));
     let contenders: Vec<_> = (0..20)
         .map(|n| {
@@ -210,12 +179,16 @@ async fn twenty_contenders_under_a_lock_lose_no_count() {
             let counter = counter.clone();
             tokio::spawn(async move {
                 for _ in 0..EACH {
-                    let guard = client.lock("counter").wait(PATIENCE).acquire().await.unwrap();
+                    let guard = client.lock("counter").wait(FOREVER).acquire().await.unwrap();
                     let before = counter.load(Ordering::SeqCst);
                     tokio::task::yield_now().await;
                     counter.store(before + 1, Ordering::SeqCst);
                     guard.check().unwrap();
-                    guard.release().await.unwrap();
+                    // A release is tried for 5 s. If no majority confirms it on a busy machine, the
+                    // lock ends with its TTL.
+                    let released = guard.release().await;
+                    let is_late = matches!(released, Err(Error::Unavailable { .. }));
+                    assert!(released.is_ok() || is_late, "{released:?}");
                 }
             })
         })
@@ -263,13 +236,15 @@ async fn waiting_acquire_reports_place_holder_and_gateway() {
     let gateway = Launch::embedded().flag("--max-wait", "300ms").ready().await;
     let client = client(&[&gateway]);
     let guard = client.lock("a").owner("alice").acquire().await.unwrap();
-    let first = client.lock("a").wait(PATIENCE).acquire();
-    let (seen, mut told) = tokio::sync::mpsc::unbounded_channel();
-    let second = client.lock("a").wait(PATIENCE).on_waiting(move |waiting| {
+    let first = client.lock("a").wait(FOREVER).acquire();
+    let (seen, mut told) = unbounded_channel();
+    let second = client.lock("a").wait(FOREVER).on_waiting(move |waiting| {
         let _ = seen.send(waiting.clone());
     });
     let watched = async {
-        let first = tokio::spawn(first);
+        // On a busy machine the first one may be between two requests when the lock is released.
+        // Then the second one gets the lock before the first one.
+        let first = tokio::spawn(async { first.await.unwrap().release().await.unwrap() });
         eventually("the first one waits", async || {
             (gateway.inspect("a").await["waiters_total"] == 1).then_some(())
         })
@@ -283,13 +258,13 @@ async fn waiting_acquire_reports_place_holder_and_gateway() {
             assert!(waiting.acquired_at.is_some_and(|at| at.ends_with('Z')));
         }
         guard.release().await.unwrap();
-        first.await.unwrap().unwrap().release().await.unwrap();
-        second.await.unwrap().unwrap()
+        (first, second.await.unwrap().unwrap())
     };
-    let guard = timeout(PATIENCE, watched).await.expect("both are served");
+    let (first, guard) = timeout(PATIENCE, watched).await.expect("the second one is served");
     let owner = gateway.inspect("a").await["owner"].as_str().unwrap().to_owned();
     assert!(owner.contains(&format!(":{} black_box", std::process::id())), "{owner}");
     guard.release().await.unwrap();
+    timeout(PATIENCE, first).await.expect("the first one is served").unwrap();
 }
 
 #[tokio::test]
@@ -300,7 +275,7 @@ async fn a_guard_shows_waiters_and_the_newest_replaces_the_older() {
     assert_eq!(guard.waiters(), None, "nothing is extended yet");
     extended(&guard, 1).await;
     assert_eq!(guard.waiters(), Some(0));
-    let newest = || client.lock("a").wait(PATIENCE).priority(9).queue(Queue::Newest);
+    let newest = || client.lock("a").wait(FOREVER).priority(9).queue(Queue::Newest);
     let older = tokio::spawn(newest().acquire());
     eventually("the guard shows one waiter", async || (guard.waiters() == Some(1)).then_some(()))
         .await;
@@ -327,7 +302,7 @@ async fn guards_share_the_slots_of_a_lock() {
     // Both are extended beyond their TTL, together.
     extended(&heavy, 4).await;
     extended(&light, 1).await;
-    let waits = tokio::spawn(lock(1).wait(PATIENCE).acquire());
+    let waits = tokio::spawn(lock(1).wait(FOREVER).acquire());
     eventually("it waits", async || {
         (gateway.inspect("pool").await["waiters_total"] == 1).then_some(())
     })
@@ -379,59 +354,87 @@ async fn a_guard_of_several_locks_is_lost_with_any_of_them() {
     .await;
 }
 
-#[tokio::test]
-async fn twenty_waiters_keep_their_order_over_five_turns() {
-    const WAITERS: usize = 20;
-    let servers = masters(3);
-    let short = || Launch::over(&servers).flag("--max-wait", "500ms");
-    let gateways = [short().ready().await, short().ready().await];
-    for count in [1, 2] {
-        let client = client(&gateways.iter().take(count).collect::<Vec<_>>());
-        let held = client.lock("a").acquire().await.unwrap();
-        let (seen, mut told) = tokio::sync::mpsc::unbounded_channel();
-        let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
-        // Each waiter keeps its place in every turn.
-        let mut turn = async || {
-            let told: (usize, Waiting) =
-                timeout(PATIENCE, told.recv()).await.expect("a turn ends").expect("they wait");
-            let (who, Waiting { position, trouble, .. }) = told;
-            assert_eq!((position, trouble), (Some(who as u64 + 1), None));
-            who
-        };
-        let mut turns = [0; WAITERS];
+const WAITERS: usize = 20;
+
+/// Waiters for one lock, in the order of their numbers. Each waits in turns of half a second, and
+/// releases the lock at once.
+struct Line {
+    told: UnboundedReceiver<(usize, Waiting)>,
+    served: UnboundedReceiver<usize>,
+    /// How many turns of each waiter have passed.
+    turns: [usize; WAITERS],
+    waiters: Vec<JoinHandle<()>>,
+}
+
+impl Line {
+    /// All waiters ask the first of these gateways.
+    async fn join(gateways: &[&Gateway], name: &str) -> Self {
+        let client = client(gateways);
+        let (seen, told) = unbounded_channel();
+        let (done, served) = unbounded_channel();
         let mut waiters = Vec::new();
         for n in 0..WAITERS {
-            let (seen, served) = (seen.clone(), served.clone());
-            let lock = client.lock("a").wait(PATIENCE * 4);
+            let (seen, done) = (seen.clone(), done.clone());
+            let lock = client.lock(name).wait(FOREVER);
             let lock = lock.on_waiting(move |waiting| drop(seen.send((n, waiting.clone()))));
             waiters.push(tokio::spawn(async move {
                 let guard = lock.acquire().await.unwrap();
-                served.send(n).unwrap();
+                done.send(n).unwrap();
                 guard.release().await.unwrap();
             }));
-            while turns[n] == 0 {
-                turns[turn().await] += 1;
-            }
+            eventually("one more waits", async || {
+                (gateways[0].inspect(name).await["waiters_total"] == n + 1).then_some(())
+            })
+            .await;
         }
-        while turns.iter().any(|turns| *turns < 5) {
-            turns[turn().await] += 1;
+        Self { told, served, turns: [0; WAITERS], waiters }
+    }
+
+    /// Waits until this many turns of each waiter have passed. Each keeps its place in every turn.
+    async fn pass(&mut self, turns: usize) {
+        while self.turns.iter().any(|passed| *passed < turns) {
+            let told = timeout(PATIENCE, self.told.recv()).await;
+            let (who, Waiting { position, trouble, .. }) =
+                told.expect("a turn ends").expect("they wait");
+            assert_eq!((position, trouble), (Some(who as u64 + 1), None));
+            self.turns[who] += 1;
         }
-        held.release().await.unwrap();
-        for n in 0..WAITERS {
-            let next = timeout(PATIENCE, order.recv()).await.expect("somebody is served");
-            assert_eq!(next, Some(n), "{count} gateways");
+    }
+
+    /// The order in which the waiters get the lock.
+    async fn order(mut self) -> Vec<usize> {
+        let mut order = Vec::new();
+        for _ in 0..WAITERS {
+            let next = timeout(PATIENCE, self.served.recv()).await.expect("somebody is served");
+            order.push(next.expect("they wait"));
         }
-        for waiter in waiters {
+        for waiter in self.waiters {
             waiter.await.unwrap();
         }
+        order
     }
 }
 
-/// Well below the 5 s for which a failed request is repeated.
-const AT_ONCE: Duration = Duration::from_secs(3);
-
 #[tokio::test]
-async fn without_a_listener_every_call_fails_at_once() {
+async fn twenty_waiters_keep_their_places_over_five_turns() {
+    let servers = masters(3);
+    let short = || over(&servers).flag("--max-wait", "500ms");
+    let gateways = [short().ready().await, short().ready().await];
+    for count in [1, 2] {
+        let gateways: Vec<_> = gateways.iter().take(count).collect();
+        let held = client(&gateways).lock("a").acquire().await.unwrap();
+        let mut line = Line::join(&gateways, "a").await;
+        line.pass(5).await;
+        held.release().await.unwrap();
+        let mut served = line.order().await;
+        // On a busy machine, a waiter may be between two turns when the lock is free.
+        served.sort_unstable();
+        assert_eq!(served, (0..WAITERS).collect::<Vec<_>>(), "{count} gateways");
+    }
+}
+
+/// Calls to gateways, none of which can be reached. Returns how long they took.
+async fn calls_without_a_listener() -> Duration {
     let dead = [DeadPort::new(), DeadPort::new()];
     let urls = dead.each_ref().map(|dead| format!("http://127.0.0.1:{}", dead.port()));
     let client = Client::builder().url(&*urls[0]).url(&*urls[1]).build().unwrap();
@@ -439,7 +442,7 @@ async fn without_a_listener_every_call_fails_at_once() {
     let second = Duration::from_secs(1);
     for error in [
         client.lock("a").acquire().await.unwrap_err(),
-        client.lock("a").wait(Duration::MAX).needs_gateway().acquire().await.unwrap_err(),
+        client.lock("a").wait(FOREVER).needs_gateway().acquire().await.unwrap_err(),
         client.status("a").await.unwrap_err(),
         client.extend("a", "t", second).await.unwrap_err(),
         client.release("a", "t").await.unwrap_err(),
@@ -448,43 +451,66 @@ async fn without_a_listener_every_call_fails_at_once() {
         let error = error.to_string();
         assert!(error.starts_with("a: ") && urls.iter().all(|url| error.contains(url)), "{error}");
     }
-    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    let took = begin.elapsed();
     let begin = Instant::now();
     client.lock("a").wait(second).acquire().await.unwrap_err();
+    let waited = begin.elapsed();
+    assert!(waited >= second, "{waited:?}");
+    took.max(waited - second)
+}
+
+#[tokio::test]
+async fn without_a_listener_every_call_fails() {
+    timeout(PATIENCE, calls_without_a_listener()).await.expect("every call ends");
+}
+
+/// The limit in a message about a gateway that did not answer, in seconds.
+fn limit_in(message: &str) -> Option<f64> {
+    let (_, rest) = message.split_once("did not answer within ")?;
+    rest.split_once(" s")?.0.parse().ok()
+}
+
+/// Calls with a timeout of a second. Returns how long they took, or why the figure is not fair.
+async fn calls_with_a_timeout() -> Result<Duration, String> {
+    let gateway = patient(Launch::embedded()).ready().await;
+    let second = Duration::from_secs(1);
+    let client = Client::builder().url(url(&gateway)).timeout(second).build().unwrap();
+    let held = gateway.acquire_for("held", HOUR.as_millis() as u64).await;
+    let begin = Instant::now();
+    let refused = client.lock("held").wait(FOREVER).acquire().await;
+    let is_late = matches!(refused, Err(Error::Unavailable { .. }));
+    assert!(is_late || matches!(refused, Err(Error::Held { .. })), "{refused:?}");
+    gateway.signal(Signal::STOP);
+    let hung = client.lock("a").wait(FOREVER).acquire().await;
+    let status = client.status("a").await.map(|_| ());
     let took = begin.elapsed();
-    assert!(took >= second && took < second + AT_ONCE, "{took:?}");
+    gateway.signal(Signal::CONT);
+    let [hung, status] = [hung.map(|_| ()), status].map(|hung| hung.unwrap_err().to_string());
+    // On a busy machine, the time may be over before the first request is sent.
+    let is_over = hung.contains("the time limit was over");
+    assert!(is_over || limit_in(&hung).is_some_and(|limit| limit <= 1.0), "{hung}");
+    // Without a timeout, the limit is 2 s.
+    assert!(limit_in(&status).is_some_and(|limit| limit <= 1.0), "{status}");
+    assert_eq!(gateway.delete("held", &held.token).await.status, 204);
+    if is_late { Err(format!("a held lock was answered late: {refused:?}")) } else { Ok(took) }
 }
 
 #[tokio::test]
 async fn timeout_bounds_every_call() {
-    let gateway = Launch::embedded().ready().await;
-    let client = Client::builder().url(url(&gateway)).timeout(TTL).build().unwrap();
-    let guard = client.lock("held").acquire().await.unwrap();
-    let begin = Instant::now();
-    let held = client.lock("held").wait(PATIENCE).acquire().await;
-    assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
-    gateway.signal(Signal::STOP);
-    let hung = client.lock("a").wait(PATIENCE).acquire().await;
-    let status = client.status("a").await.map(|_| ());
-    let took = begin.elapsed();
-    gateway.signal(Signal::CONT);
-    for error in [hung.map(|_| ()).unwrap_err(), status.unwrap_err()] {
-        assert!(error.to_string().contains("did not answer within"), "{error}");
-    }
-    // The acquire may have been granted. So its release takes up to 2 s more.
-    assert!(took < Duration::from_secs(8), "{took:?}");
-    guard.release().await.unwrap();
+    let took = timeout(PATIENCE, calls_with_a_timeout()).await.expect("every call ends");
+    println!("{took:?}");
 }
 
 #[tokio::test]
 async fn a_wait_beyond_the_gateways_limit_is_split() {
-    let gateway = Launch::embedded().flag("--max-wait", "600ms").ready().await;
+    let gateway = patient(Launch::embedded()).flag("--max-wait", "600ms").ready().await;
+    gateway.acquire_for("held", HOUR.as_millis() as u64).await;
     let lease = gateway.acquire_for("a", 2_500).await;
     let client = client(&[&gateway]);
-    let short = client.lock("a").wait(Duration::from_millis(100)).acquire().await;
+    let short = client.lock("held").wait(Duration::from_millis(100)).acquire().await;
     assert!(matches!(short, Err(Error::Held { .. })), "{short:?}");
-    let guard =
-        client.lock("a").wait(PATIENCE).acquire().await.expect("after the first one has expired");
+    let guard = timeout(PATIENCE, client.lock("a").wait(FOREVER).acquire());
+    let guard = guard.await.expect("the first one expires").expect("after that");
     assert!(guard.fencing_token() > lease.fencing);
     eventually("the guard holds the lock", async || {
         (gateway.inspect("a").await["state"] == "held").then_some(())
@@ -494,32 +520,22 @@ async fn a_wait_beyond_the_gateways_limit_is_split() {
 
 #[tokio::test]
 async fn an_unanswered_acquire_leaves_no_lock() {
-    let gateway = Launch::embedded().ready().await;
+    let gateway = patient(Launch::embedded()).ready().await;
     let (address, _) = swallowing_proxy(gateway.address(), usize::MAX).await;
     let client = Client::new(format!("http://{address}")).unwrap();
-    let minute = Duration::from_secs(60);
-    let unanswered = client.lock("unanswered").ttl(minute).acquire().await;
+    let is_free = async |name: &str| {
+        eventually("the lock is free", async || {
+            (gateway.inspect(name).await["state"] == "free").then_some(())
+        })
+        .await;
+    };
+    let unanswered = client.lock("unanswered").ttl(HOUR).acquire().await;
     assert!(matches!(unanswered, Err(Error::Unavailable { .. })), "{unanswered:?}");
-    assert_eq!(gateway.inspect("unanswered").await["state"], "free");
+    is_free("unanswered").await;
 
-    assert!(timeout(TTL, client.lock("given-up").ttl(minute).acquire()).await.is_err());
-    eventually("the lock is free", async || {
-        (gateway.inspect("given-up").await["state"] == "free").then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_release_without_a_gateway_ends_after_5_s() {
-    let gateway = Launch::embedded().ready().await;
-    let guard = client(&[&gateway]).lock("a").ttl(Duration::from_secs(60)).acquire().await.unwrap();
-    gateway.signal(Signal::STOP);
-    let begin = std::time::Instant::now();
-    let released = guard.release().await;
-    let took = begin.elapsed();
-    gateway.signal(Signal::CONT);
-    assert!(matches!(released, Err(Error::Unavailable { .. })), "{released:?}");
-    assert!(took < Duration::from_secs(8), "{took:?}");
+    let given_up = client.lock("given-up").ttl(HOUR).acquire();
+    assert!(timeout(Duration::from_secs(1), given_up).await.is_err());
+    is_free("given-up").await;
 }
 
 #[tokio::test]
@@ -535,7 +551,7 @@ async fn extensions_reuse_the_connection() {
         let mut gateway = TcpStream::connect(to).await.unwrap();
         tokio::io::copy_bidirectional(&mut client, &mut gateway).await
     });
-    let guard = client.lock("a").ttl(TTL * 3).acquire().await.unwrap();
+    let guard = client.lock("a").ttl(TTL).acquire().await.unwrap();
     extended(&guard, 3).await;
     guard.check().unwrap();
     guard.release().await.unwrap();
@@ -550,4 +566,143 @@ async fn debug_output_shows_no_secret() {
     let shown = format!("{guard:?} {client:?} {guard:#?}");
     assert!(shown.contains("fencing_token"), "{shown}");
     assert!(!shown.contains(guard.token()) && !shown.contains(&known.text), "{shown}");
+}
+
+mod measured {
+    use super::*;
+    use crate::support::measure::measured;
+
+    /// Well below the 5 s for which a failed request is repeated.
+    const AT_ONCE: Duration = Duration::from_secs(3);
+
+    fn within(limit: Duration, took: Duration) -> Result<(), String> {
+        if took < limit { Ok(()) } else { Err(format!("it took {took:?}")) }
+    }
+
+    /// Names of locks, each of which is used in one run.
+    fn fresh_names() -> impl FnMut() -> String {
+        let mut number = 0;
+        move || {
+            number += 1;
+            format!("jobs/{number}")
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guard_extends_for_five_ttls_and_leaves_nothing() {
+        const TTL: Duration = Duration::from_secs(1);
+        let servers = masters(3);
+        let gateway = over(&servers).ready().await;
+        let client = client(&[&gateway]);
+        let mut fresh = fresh_names();
+        measured("a guard over five TTLs", async || {
+            let name = fresh();
+            let guard = client.lock(&*name).ttl(TTL).owner("host-7").acquire().await;
+            let guard = guard.map_err(|error| error.to_string())?;
+            let begin = guard.deadline();
+            let mut deadlines = guard.deadlines();
+            while guard.deadline().since(begin) < TTL * 5 {
+                tokio::select! {
+                    changed = deadlines.changed() => changed.expect("the guard lives"),
+                    loss = guard.lost() => return Err(loss.to_string()),
+                }
+                let status = gateway.inspect(&name).await;
+                guard.check().map_err(|error| error.to_string())?;
+                assert_eq!(
+                    (&status["owner"], &status["fencing_token"]),
+                    (&"host-7".into(), &guard.fencing_token().into())
+                );
+            }
+            guard.release().await.map_err(|error| error.to_string())?;
+            assert_eq!(gateway.inspect(&name).await["state"], "free");
+            Ok(())
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_guard_without_masters_is_lost_before_its_deadline() {
+        let servers = masters(3);
+        let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
+        let client = client(&[&gateway]);
+        let mut fresh = fresh_names();
+        measured("the notice of a loss", async || {
+            let guard = client.lock(fresh()).ttl(Duration::from_secs(4)).acquire().await;
+            let guard = guard.map_err(|error| error.to_string())?;
+            let mut deadlines = guard.deadlines();
+            tokio::select! {
+                changed = deadlines.changed() => changed.expect("the guard lives"),
+                loss = guard.lost() => return Err(loss.to_string()),
+            }
+            servers[..2].iter().for_each(|server| server.stop());
+            let loss = timeout(PATIENCE, guard.lost()).await.expect("the guard reports the loss");
+            let left = guard.deadline().left();
+            servers[..2].iter().for_each(|server| server.cont());
+            gateway.all_nodes_admitted().await;
+            let is_unconfirmed = matches!(loss.reason, LossReason::Unconfirmed { .. })
+                && loss.to_string().contains("outcome_unknown");
+            // A tenth of the TTL is 400 ms.
+            let is_early = left > Duration::from_millis(100);
+            let found = format!("{left:?} before the deadline: {loss}");
+            if is_unconfirmed && is_early { Ok(()) } else { Err(found) }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn twenty_waiters_keep_their_order_over_five_turns() {
+        let servers = masters(3);
+        let short = || over(&servers).flag("--max-wait", "500ms");
+        let gateways = [short().ready().await, short().ready().await];
+        for count in [1, 2] {
+            let gateways: Vec<_> = gateways.iter().take(count).collect();
+            let mut fresh = fresh_names();
+            measured("the order of waiters", async || {
+                let name = fresh();
+                let held = client(&gateways).lock(&*name).acquire().await.unwrap();
+                let mut line = Line::join(&gateways, &name).await;
+                line.pass(5).await;
+                held.release().await.unwrap();
+                let order = line.order().await;
+                let is_kept = order.is_sorted();
+                if is_kept { Ok(()) } else { Err(format!("{count} gateways: {order:?}")) }
+            })
+            .await;
+        }
+    }
+
+    #[tokio::test]
+    async fn without_a_listener_every_call_fails_at_once() {
+        measured("calls without a listener", async || {
+            within(AT_ONCE, calls_without_a_listener().await)
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn calls_with_a_timeout_end_in_time() {
+        measured("calls with a timeout", async || {
+            // The acquire may have been granted. So its release takes up to 2 s more.
+            within(Duration::from_secs(8), calls_with_a_timeout().await?)
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_release_without_a_gateway_ends_after_5_s() {
+        let gateway = patient(Launch::embedded()).ready().await;
+        let client = client(&[&gateway]);
+        let mut fresh = fresh_names();
+        measured("a release without a gateway", async || {
+            let guard = client.lock(fresh()).ttl(HOUR).acquire().await.unwrap();
+            gateway.signal(Signal::STOP);
+            let begin = Instant::now();
+            let released = guard.release().await;
+            let took = begin.elapsed();
+            gateway.signal(Signal::CONT);
+            assert!(matches!(released, Err(Error::Unavailable { .. })), "{released:?}");
+            within(Duration::from_secs(8), took)
+        })
+        .await;
+    }
 }

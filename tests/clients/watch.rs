@@ -16,7 +16,9 @@ use crate::http::keys::{file, key, with_keys};
 use crate::support::client::Lease;
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{PATIENCE, eventually, free_port, masters};
-use crate::support::waiters::{answer, start_waiting, waiting_acquire};
+use crate::support::waiters::{
+    HOUR_MS, answer, patient, patient_over, start_waiting, waiting_acquire,
+};
 
 /// A running `redlock watch`.
 struct Watch {
@@ -75,18 +77,18 @@ async fn acquired(gateway: &Gateway, name: &str, owner: &str, ttl_ms: u64) -> Le
 
 #[tokio::test]
 async fn watch_prints_each_event_of_a_lock_in_order() {
-    let gateway = Launch::embedded().ready().await;
+    let gateway = patient(Launch::embedded()).ready().await;
     let mut watch = Watch::start(&gateway, &["watch", "job"]);
     assert_eq!(watch.event().await, "job: free");
-    let lease = acquired(&gateway, "job", "alice", 60_000).await;
+    let lease = acquired(&gateway, "job", "alice", 300_000).await;
     let held = watch.event().await;
     assert!(held.starts_with("job: held by \"alice\" since 20"), "{held}");
     let token = format!(", fencing token {}", lease.fencing);
     assert!(held.contains(", expires in ") && held.ends_with(&token), "{held}");
-    assert_eq!(gateway.patch("job", &lease.token, 120_000).await.status, 200);
+    assert_eq!(gateway.patch("job", &lease.token, HOUR_MS).await.status, 200);
     let extended = watch.event().await;
     assert!(extended.starts_with("job: extended by \"alice\""), "{extended}");
-    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", 20_000)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", HOUR_MS)).await;
     let line = watch.event().await;
     assert!(line.starts_with("job: 1 waits, first "), "{line}");
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
@@ -98,7 +100,7 @@ async fn watch_prints_each_event_of_a_lock_in_order() {
     assert!(events.iter().any(|event| event.starts_with("job: held")), "{events:?}");
     assert_eq!(gateway.delete("job", &next.token).await.status, 204);
     assert!(watch.event().await.starts_with("job: released"));
-    acquired(&gateway, "job", "carol", 700).await;
+    acquired(&gateway, "job", "carol", 3_000).await;
     assert!(watch.event().await.starts_with("job: held by \"carol\""));
     assert!(watch.event().await.starts_with("job: expired, held by \"carol\", fencing token "));
     watch.signal(Signal::INT);
@@ -108,16 +110,16 @@ async fn watch_prints_each_event_of_a_lock_in_order() {
 #[tokio::test]
 async fn json_has_one_object_for_each_event_of_a_prefix() {
     let gateway = Launch::embedded().ready().await;
-    let first = acquired(&gateway, "jobs/1", "alice", 60_000).await;
-    acquired(&gateway, "other", "alice", 60_000).await;
+    let first = acquired(&gateway, "jobs/1", "alice", 300_000).await;
+    acquired(&gateway, "other", "alice", 300_000).await;
     let mut watch = Watch::start(&gateway, &["watch", "--json", "--prefix", "jobs/"]);
     let snapshot = watch.json().await;
     assert_eq!((&snapshot["event"], &snapshot["is_complete"]), (&json!("snapshot"), &json!(true)));
     assert!(snapshot["at"].as_str().is_some_and(|at| at.ends_with('Z')), "{snapshot}");
     let locks = snapshot["locks"].as_array().expect("a list");
     assert_eq!((locks.len(), &locks[0]["name"]), (1, &json!("jobs/1")), "{snapshot}");
-    acquired(&gateway, "other/2", "alice", 60_000).await;
-    let body = json!({ "slots": 3, "take": 2, "owner": "pool", "ttl_ms": 60_000 });
+    acquired(&gateway, "other/2", "alice", 300_000).await;
+    let body = json!({ "slots": 3, "take": 2, "owner": "pool", "ttl_ms": 300_000 });
     let pool = Lease::from(&gateway.post("jobs/pool", body).await);
     let mut slots = Vec::new();
     for _ in 0..2 {
@@ -151,7 +153,7 @@ async fn until_ends_with_0_when_the_state_is_seen() {
     assert_eq!(output(&gateway, &["watch", "job", "--until", "free"]).await.0, Some(0));
     let mut held = Watch::start(&gateway, &["watch", "job", "--until", "held"]);
     assert_eq!(held.event().await, "job: free");
-    let lease = acquired(&gateway, "job", "alice", 60_000).await;
+    let lease = acquired(&gateway, "job", "alice", 300_000).await;
     assert_eq!(held.code().await, Some(0));
     let free = ["watch", "job", "--until", "free"];
     let (code, out, err) = output(&gateway, &[&free[..], &["--timeout", "300ms"]].concat()).await;
@@ -169,7 +171,7 @@ async fn until_ends_with_0_when_the_state_is_seen() {
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     assert_eq!(free.code().await, Some(0));
 
-    let body = json!({ "slots": 2, "take": 2, "ttl_ms": 60_000 });
+    let body = json!({ "slots": 2, "take": 2, "ttl_ms": 300_000 });
     Lease::from(&gateway.post("pool", body).await);
     let mut pool = Watch::start(&gateway, &["watch", "pool", "--until", "free"]);
     for says in ["pool: 2 of 2 slots", "pool: slot 1: ", "pool: slot 2: "] {
@@ -210,7 +212,7 @@ async fn watch_goes_on_after_a_restart_of_its_gateway() {
     let gateway = Launch::bare(&["--listen", &address]).ready().await;
     let mut watch = Watch::start(&gateway, &["watch", "job"]);
     assert_eq!(watch.event().await, "job: free");
-    acquired(&gateway, "job", "alice", 60_000).await;
+    acquired(&gateway, "job", "alice", 300_000).await;
     assert!(watch.event().await.starts_with("job: held"));
     drop(gateway);
     let notice = watch.notice().await;
@@ -229,7 +231,7 @@ async fn watch_goes_on_after_a_restart_of_its_gateway() {
     };
     timeout(PATIENCE, notices).await.expect("a new connection");
     assert_eq!(watch.event().await, "job: free");
-    acquired(&gateway, "job", "bob", 60_000).await;
+    acquired(&gateway, "job", "bob", 300_000).await;
     let held = watch.event().await;
     assert!(held.starts_with("job: held by \"bob\""), "{held}");
 }
@@ -237,13 +239,13 @@ async fn watch_goes_on_after_a_restart_of_its_gateway() {
 #[tokio::test]
 async fn watch_moves_to_the_next_gateway() {
     let servers = masters(3);
-    let first = Launch::over(&servers).ready().await;
-    let second = Launch::over(&servers).ready().await;
+    let first = patient_over(&servers).ready().await;
+    let second = patient_over(&servers).ready().await;
     let url = format!("http://{}", second.address());
     let urls = format!("http://{},{url}", first.address());
     let mut watch = Watch::start(&first, &["watch", "job", "--json", "--url", &urls]);
     assert_eq!(watch.json().await["event"], "snapshot");
-    let lease = acquired(&first, "job", "alice", 60_000).await;
+    let lease = acquired(&first, "job", "alice", 300_000).await;
     assert_eq!(watch.json().await["event"], "held");
     drop(first);
     let notice: Value = serde_json::from_str(&watch.notice().await).unwrap();
@@ -293,7 +295,7 @@ async fn watch_ends_when_nobody_reads_its_output() {
     let gateway = Launch::embedded().ready().await;
     let mut child = redlock(&gateway, &["watch", "job"]).spawn().unwrap();
     drop(child.stdout.take());
-    acquired(&gateway, "job", "alice", 60_000).await;
+    acquired(&gateway, "job", "alice", 300_000).await;
     let ended = ended(child).await;
     assert_eq!((ended.status.code(), ended.stderr), (Some(0), Vec::new()));
 }

@@ -6,7 +6,7 @@ use crate::support::gateway::built;
 use crate::support::harness::{dies_with_us, masters};
 
 fn run(example: &str, args: &[String]) -> String {
-    let program = built(&["--workspace", "--examples"]).join("examples").join(example);
+    let program = built(&["--examples"]).join("examples").join(example);
     let Output { status, stdout, stderr } =
         dies_with_us(program).args(args).output().expect("the example starts");
     let printed = String::from_utf8(stdout).expect("text");

@@ -4,13 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::node::{Effect, Node, NodeState, Reason};
-use redlock_core::{Lease, LockError, LockName, NodeAnswer, Redlock};
-use tokio::time::Instant;
+use redlock_core::node::{Effect, NoObserver, Node, NodeSettings, NodeState, Reason};
+use redlock_core::{Env, Lease, LockError, LockName, NodeAnswer, Redlock, Settings};
+use tokio::time::timeout;
 
 use crate::core::locks::{LONG, acquire, key, sizes};
-use crate::support::harness::{DeadPort, eventually};
-use crate::support::nodes::{Cluster, in_state, name, redlock, remote_node, ttl};
+use crate::support::harness::{DeadPort, PATIENCE, RedisServer, eventually, masters};
+use crate::support::nodes::{
+    Cluster, NODE_TIMEOUT, in_state, name, redlock, remote_node, remote_node_with, ttl,
+};
 use crate::support::resp::Resp;
 
 /// For every set of nodes: nobody listens at their addresses.
@@ -23,7 +25,7 @@ async fn every_subset_down_on(size: usize) {
         let nodes = (0..size)
             .map(|node| if down(node) { &dead } else { &cluster.nodes }[node].clone())
             .collect();
-        let locks = redlock(nodes, Duration::from_secs(2));
+        let locks = redlock(nodes, NODE_TIMEOUT);
         let lock = name(&format!("down-{set:b}"));
         check_subset(&cluster, &locks, &lock, set, down, Reason::Down).await;
     }
@@ -59,9 +61,13 @@ async fn every_subset_erring_on(size: usize) {
 /// For every set of nodes: they stop while the lock is requested, and continue afterwards.
 async fn every_subset_hung_on(size: usize) {
     let cluster = Cluster::start(size).await;
-    let locks = redlock(cluster.nodes.clone(), Duration::from_millis(400));
+    let patient = cluster.redlock();
+    // Without a majority the request waits for its limit.
+    let hasty = redlock(cluster.nodes.clone(), Duration::from_millis(400));
     for set in 0..1u32 << size {
         let hung = |node: usize| set & (1 << node) != 0;
+        let good = size - set.count_ones() as usize;
+        let locks = if good >= patient.quorum().size() { &patient } else { &hasty };
         for node in &cluster.nodes {
             in_state(node.as_ref(), NodeState::Admitted).await;
         }
@@ -75,8 +81,8 @@ async fn every_subset_hung_on(size: usize) {
                 .map(|(_, server)| server)
         };
         hanging().for_each(|server| server.stop());
-        let outcome = acquire(&locks, &lock, LONG).await;
-        assert_outcome(&locks, &outcome, set, hung, Reason::Timeout);
+        let outcome = acquire(locks, &lock, LONG).await;
+        assert_outcome(locks, &outcome, set, hung, Reason::Timeout);
         hanging().for_each(|server| server.cont());
         if let Ok(lease) = &outcome {
             let released = locks.release(&lock, &lease.token).await;
@@ -113,7 +119,9 @@ fn assert_outcome(
             for (node, report) in reports.iter().enumerate() {
                 match &report.answer {
                     NodeAnswer::Failed(failure) => {
-                        assert!(faulty(node) && failure.reason == reason, "{report:?}")
+                        // A good node on a busy machine may miss a short limit, too.
+                        let is_expected = faulty(node) || reason == Reason::Timeout;
+                        assert!(is_expected && failure.reason == reason, "{report:?}")
                     }
                     NodeAnswer::Agreed => assert!(!faulty(node), "{report:?}"),
                     NodeAnswer::Pending => {}
@@ -204,27 +212,42 @@ async fn killed_nodes_leave_a_majority_working_and_come_back() {
     assert!(acquire(&locks, &lock, LONG).await.is_ok());
 }
 
+/// The node timeout, and a tenth of the TTL, are longer than the test waits.
 #[tokio::test]
 async fn a_hung_node_delays_nobody_and_keeps_no_orphan() {
-    let cluster = Cluster::start(5).await;
-    let locks = cluster.redlock();
+    let day = ttl(24 * 3_600_000);
+    let settings = Settings {
+        node_timeout: PATIENCE * 2,
+        max_ttl: day,
+        node: NodeSettings::default().with_max_clock_skew(PATIENCE),
+        ..Settings::default()
+    };
+    let servers = masters(5);
+    let start = |server: &RedisServer| {
+        let settings = settings.of_masters("tests", 1);
+        remote_node_with(&server.url(), settings, Arc::new(NoObserver)) as Arc<dyn Node>
+    };
+    let nodes: Vec<_> = servers.iter().map(start).collect();
+    for node in &nodes {
+        in_state(node.as_ref(), NodeState::Admitted).await;
+    }
+    let cluster = Cluster { servers, nodes };
+    let locks =
+        Redlock::new(cluster.nodes.clone(), settings, Env::default()).expect("good settings");
     let lock = name("job");
     cluster.servers[4].stop();
-    let since = Instant::now();
-    let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    assert!(
-        since.elapsed() < Duration::from_secs(1),
-        "the answer waited for the node timeout of 2 s: {:?}",
-        since.elapsed()
-    );
-    locks.release(&lock, &lease.token).await.unwrap();
+    let lease = timeout(PATIENCE, acquire(&locks, &lock, day.millis().into())).await;
+    let lease = lease.expect("the answer waits for the node timeout").unwrap();
+    let released = timeout(PATIENCE, locks.release(&lock, &lease.token)).await;
+    released.expect("the answer waits for the node timeout").unwrap();
     cluster.servers[4].cont();
     cluster.clean_for_good(&lock, lease.token.fencing().get()).await;
 }
 
 #[tokio::test]
 async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
-    let cluster = Cluster::start(5).await;
+    let mut cluster = Cluster::start(5).await;
+    cluster.make_hasty(4).await;
     let locks = cluster.redlock();
     let lock = name("job");
     cluster.servers[4].stop();
@@ -240,7 +263,8 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
 
 #[tokio::test]
 async fn a_release_that_keeps_failing_delays_no_later_release() {
-    let cluster = Cluster::start(3).await;
+    let mut cluster = Cluster::start(3).await;
+    cluster.make_hasty(2).await;
     let locks = cluster.redlock();
     let bad = name("bad");
     let good = name("good");
@@ -262,14 +286,15 @@ async fn a_release_that_keeps_failing_delays_no_later_release() {
 #[tokio::test]
 async fn a_release_is_unknown_while_a_majority_may_hold_the_grant() {
     let mut cluster = Cluster::start(5).await;
-    let locks = redlock(cluster.nodes.clone(), Duration::from_millis(400));
+    let patient = cluster.redlock();
     let lock = name("job");
-    let lease = acquire(&locks, &lock, LONG).await.unwrap();
+    let lease = acquire(&patient, &lock, LONG).await.unwrap();
     let all = || cluster.stored_on(&lock, |_| true).len() == 5;
     eventually("all nodes store the lock", async || all().then_some(())).await;
     // Two nodes carry out the release. The three stopped nodes do not answer.
     cluster.servers[2..].iter().for_each(|server| server.stop());
-    let released = locks.release(&lock, &lease.token).await;
+    let hasty = redlock(cluster.nodes.clone(), Duration::from_millis(400));
+    let released = hasty.release(&lock, &lease.token).await;
     assert!(matches!(released, Err(LockError::Unknown(_))), "{released:?}");
     cluster.servers[2..].iter().for_each(|server| server.cont());
     cluster.clean_for_good(&lock, lease.token.fencing().get()).await;
@@ -279,13 +304,12 @@ async fn a_release_is_unknown_while_a_majority_may_hold_the_grant() {
 
     // Two nodes carry out the release, and two store nothing. The fifth node is dead, and one node
     // cannot form a majority.
-    let lease = acquire(&locks, &lock, LONG).await.unwrap();
+    let lease = acquire(&patient, &lock, LONG).await.unwrap();
     let all = || cluster.stored_on(&lock, |_| true).len() == 5;
     eventually("all nodes store the lock", async || all().then_some(())).await;
     for server in &cluster.servers[..2] {
         server.cmd(&["DEL", &key(&lock)]);
     }
     cluster.servers[4].kill();
-    let patient = cluster.redlock();
     assert_eq!(patient.release(&lock, &lease.token).await, Ok(()));
 }

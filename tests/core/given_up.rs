@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use redlock_core::clock::{Entropy, OsEntropy};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Node, Task, Vote};
-use redlock_core::{AcquireOptions, LockError, Owner, Redlock};
+use redlock_core::node::{Node, Op, Task, Vote};
+use redlock_core::{AcquireOptions, FencingToken, LockError, Owner, Redlock};
 
+use crate::support::harness::eventually;
 use crate::support::nodes::{
-    LONG_MS, Lock, intercepted, memory_nodes, name, pass_on, redlock, shared_by, ttl,
+    LONG_MS, Lock, NODE_TIMEOUT, intercepted, memory_nodes, name, pass_on, redlock, shared_by, ttl,
 };
 
 /// An operation in flight, and the node that it will reach later.
 type OnItsWay = (Arc<dyn Node>, Task);
+type Sockets = Arc<Mutex<Vec<OnItsWay>>>;
 
 fn over(nodes: &[Arc<MemoryNode>]) -> Redlock {
     redlock(
@@ -25,20 +27,30 @@ fn over(nodes: &[Arc<MemoryNode>]) -> Redlock {
     )
 }
 
+/// A gateway over these nodes. What it sends stays in its sockets, if `stays` says so of the
+/// operation.
+fn with_sockets(nodes: &[Arc<MemoryNode>], stays: fn(&Op) -> bool) -> (Redlock, Sockets) {
+    let sockets = Sockets::default();
+    let sends = |node: &Arc<MemoryNode>| {
+        let sockets = sockets.clone();
+        intercepted(node.clone(), move |node, task| {
+            if stays(&task.op) {
+                sockets.lock().unwrap().push((node.clone(), task));
+            } else {
+                pass_on(node, task);
+            }
+        })
+    };
+    (redlock(nodes.iter().map(sends).collect(), NODE_TIMEOUT), sockets)
+}
+
 /// The gateway of the first request has died. Its operations are still in the masters' sockets.
 #[tokio::test]
 async fn an_acquire_in_flight_sets_nothing_after_release_by_owner() {
     let lock = name("job");
     let nodes = memory_nodes();
     let owner = OsEntropy.owner();
-    let in_sockets: Arc<Mutex<Vec<OnItsWay>>> = Arc::default();
-    let sends = |node: &Arc<MemoryNode>| {
-        let in_sockets = in_sockets.clone();
-        intercepted(node.clone(), move |node, task| {
-            in_sockets.lock().unwrap().push((node.clone(), task))
-        })
-    };
-    let dead = redlock(nodes.iter().map(sends).collect(), Duration::from_secs(1));
+    let (dead, in_sockets) = with_sockets(&nodes, |_| true);
     let mut request = pin!(dead.acquire(&lock, ttl(LONG_MS), shared_by(owner)));
     assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(in_sockets.lock().unwrap().len(), 3);
@@ -76,6 +88,54 @@ async fn release_by_owner_takes_every_grant_of_that_owner() {
     let next =
         locks.acquire(&lock, ttl(LONG_MS), shared_by(owner)).await.expect("the lock is free");
     assert!(!next.replayed && next.token.fencing() > up_to);
+}
+
+/// Releases by owner. While a release is on its way to the nodes, a new request of the same owner is
+/// granted the lock, so the release arrives at a newer grant. This happens `newer_grants` times.
+async fn released_beside(newer_grants: usize) -> (Result<FencingToken, LockError>, Vec<Vote>) {
+    let lock = name("job");
+    let nodes = memory_nodes();
+    let owner = OsEntropy.owner();
+    let (locks, in_sockets) = with_sockets(&nodes, |op| matches!(op, Op::Release { .. }));
+    let release = tokio::spawn(async move { locks.release_owner(&name("job"), &owner).await });
+    let arrive = async || {
+        let is_sent = || in_sockets.lock().unwrap().len() == 3;
+        eventually("a release was sent to every node, or its result is known", async || {
+            (is_sent() || release.is_finished()).then_some(())
+        })
+        .await;
+        std::mem::take(&mut *in_sockets.lock().unwrap())
+    };
+    let mut last = None;
+    for _ in 0..newer_grants {
+        let arriving = arrive().await;
+        if let Some(token) = last.take() {
+            over(&nodes).release(&lock, &token).await.expect("the owner still has the lock");
+        }
+        let lease = over(&nodes).acquire(&lock, ttl(LONG_MS), shared_by(owner)).await;
+        last = Some(lease.expect("the lock is free").token);
+        arriving.into_iter().for_each(|(node, task)| pass_on(&node, task));
+    }
+    arrive().await.into_iter().for_each(|(node, task)| pass_on(&node, task));
+    let result = release.await.expect("no panic");
+    (result, nodes.iter().map(|node| node.run(&Lock::new("job").inspect())).collect())
+}
+
+#[tokio::test]
+async fn release_by_owner_takes_grants_that_begin_meanwhile() {
+    for newer_grants in 0..3 {
+        let (result, stored) = released_beside(newer_grants).await;
+        let expected = if newer_grants == 0 { Err(LockError::Lost) } else { Ok(()) };
+        assert_eq!(result.map(drop), expected, "beside {newer_grants} newer grants");
+        assert_eq!(stored, [Vote::Missing, Vote::Missing, Vote::Missing]);
+    }
+}
+
+/// After the last try, the answer is "unknown", not "somebody else has the lock".
+#[tokio::test]
+async fn release_by_owner_is_unknown_if_newer_grants_keep_coming() {
+    let (result, _) = released_beside(3).await;
+    assert!(matches!(result, Err(LockError::Unknown(_))), "{result:?}");
 }
 
 /// A release that left a watermark above another holder's token would prevent the repair of that

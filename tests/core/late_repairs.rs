@@ -10,8 +10,8 @@ use redlock_core::node::{Node, Op, Reply, SafetyRules, Task, Vote, Voter};
 use redlock_core::{Env, Lease};
 use tokio::time::Instant;
 
-use crate::core::repair::{CLUSTER, FiveNodes};
-use crate::support::cluster::ClusterSettings;
+use crate::core::repair::{CLUSTER, EXTENSION_MS, FiveNodes};
+use crate::support::cluster::{ClusterSettings, OUTLASTING_MS};
 use crate::support::harness::{PATIENCE, eventually};
 use crate::support::nodes::{intercepted, pass_on};
 
@@ -102,7 +102,7 @@ async fn with_a_repair_in_flight_by(
     let lease = five.held(&CLUSTER).await;
     five.lose_lock(4);
     held.inspections.store(true, Ordering::SeqCst);
-    five.extend(&lease, 30_000).await.unwrap();
+    five.extend(&lease, EXTENSION_MS).await.unwrap();
     eventually("the repair is in flight", async || {
         (held.tasks.lock().unwrap().len() == 1).then_some(())
     })
@@ -149,7 +149,7 @@ async fn a_repair_after_the_release_restores_nothing() {
 async fn nothing_is_repaired_after_the_extended_lease_has_ended() {
     let clock = Arc::new(SuspendedClock::default());
     let (five, lease, held) = with_a_repair_in_flight_by(SafetyRules::ALL, clock.clone()).await;
-    clock.0.store(61, Ordering::SeqCst);
+    clock.0.store(OUTLASTING_MS as u32 / 1_000 + 1, Ordering::SeqCst);
     assert_eq!(held.let_go(), 1);
     // The nodes answer this inspection after the operations that were held back, because they
     // answer in order.

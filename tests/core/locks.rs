@@ -1,8 +1,7 @@
 //! Whole locks over real masters: the life of a lock on 1 to 5 nodes, and other Redlock clients
 //! beside this one. Requests that are cancelled or repeated leave nothing behind.
 //!
-//! Except in tests of timeouts, the node timeout is long, so that a busy machine does not look like
-//! a fault.
+//! Node timeouts are long, so that a busy machine does not look like a fault.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,16 +9,18 @@ use std::time::Duration;
 
 use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, Node, NodeSettings, NodeState};
+use redlock_core::node::{Keys, NoObserver, Node, NodeSettings, NodeState};
 use redlock_core::{
     AcquireOptions, Env, FencingToken, HeldBy, Info, Lease, LockError, LockName, LockToken, Owner,
     OwnerChoice, Redlock, RetryPolicy, Settings,
 };
 use tokio::time::Instant;
 
-use crate::support::harness::eventually;
+use crate::support::cluster::granted;
+use crate::support::harness::{RedisServer, eventually};
 use crate::support::nodes::{
-    Cluster, LONG_MS, PREFIX, in_state, intercepted, name, now, pass_on, redlock, ttl,
+    Cluster, LONG_MS, NODE_TIMEOUT, PREFIX, in_state, intercepted, name, node_settings, now,
+    pass_on, redlock, remote_node_with, ttl,
 };
 use crate::support::resp::Resp;
 
@@ -33,19 +34,9 @@ pub(super) async fn acquire(
     locks.acquire(lock, ttl(millis), AcquireOptions::default()).await
 }
 
-/// Acquires a lock with a short TTL, and repeats that until it is granted. A round gets only a
-/// tenth of the TTL, so a busy machine may miss it.
+/// Acquires a lock with a short TTL. A round gets only a tenth of the TTL.
 async fn acquire_short(locks: &Redlock, lock: &LockName, millis: u64) -> Lease {
-    eventually("a short lock is granted", async || match acquire(locks, lock, millis).await {
-        Ok(lease) => Some(lease),
-        Err(error) => {
-            assert!(matches!(error, LockError::NoQuorum(_)), "{error}");
-            // The next attempt would be refused by what this one has left.
-            locks.drained().await;
-            None
-        }
-    })
-    .await
+    granted(locks, lock, millis, AcquireOptions::default).await
 }
 
 pub(super) fn labelled(text: &'static str) -> AcquireOptions {
@@ -71,7 +62,7 @@ async fn whole_life_on(size: usize) {
     assert!(lease.nodes_granted >= locks.quorum().size() && lease.nodes_total == size);
     let validity = locks.validity(&lease).unwrap();
     assert!(
-        validity < Duration::from_millis(LONG) && validity > Duration::from_millis(LONG - 10_000),
+        validity < Duration::from_millis(LONG) && validity > Duration::from_millis(LONG / 2),
         "{validity:?}"
     );
     eventually("all nodes store the lock", async || {
@@ -85,7 +76,7 @@ async fn whole_life_on(size: usize) {
     assert_eq!((&*by.info, by.fencing), (&b"first"[..], Some(lease.token.fencing())));
     let left = by.expires_in.unwrap();
     assert!(
-        left <= Duration::from_millis(LONG) && left > Duration::from_millis(LONG - 10_000),
+        left <= Duration::from_millis(LONG) && left > Duration::from_millis(LONG / 2),
         "{left:?}"
     );
 
@@ -156,7 +147,7 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
     let lock = name("shared");
     for server in &cluster.servers[..3] {
         assert_eq!(
-            server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]),
+            server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "3600000"]),
             Resp::Text("OK".into())
         );
     }
@@ -166,7 +157,7 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
         panic!("granted beside another client's lock")
     };
     assert_eq!((info, fencing), (Box::default(), None));
-    assert!(expires_in.unwrap() > Duration::from_secs(45));
+    assert!(expires_in.unwrap() > Duration::from_secs(1_800));
     locks.drained().await;
     assert_eq!(
         cluster.stored_on(&lock, |_| true),
@@ -187,11 +178,11 @@ async fn our_lock_keeps_another_redlock_client_from_a_majority() {
     // A foreign lock on a minority does not keep this client from its lock. This client's lock on
     // the other nodes keeps the foreign client out.
     for server in &cluster.servers[..2] {
-        server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]);
+        server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "3600000"]);
     }
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     let set = |server: usize| {
-        cluster.servers[server].cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"])
+        cluster.servers[server].cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "3600000"])
     };
     assert_eq!((0..5).filter(|server| set(*server) == Resp::Nil).count(), 5);
     locks.release(&lock, &lease.token).await.unwrap();
@@ -219,8 +210,8 @@ async fn a_cancelled_acquire_leaves_no_lock() {
         assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
         cluster.servers.iter().for_each(|server| server.cont());
         locks.drained().await;
-        // The token of the cancelled acquire is not known here. But a newer watermark shows that
-        // the release of that acquire has run.
+        // The token of the cancelled acquire is not known here. But a newer or restored watermark
+        // shows that the release of that acquire has run.
         cluster.clean_for_good(&lock, before + 1).await;
         assert!(acquire(&locks, &lock, LONG).await.is_ok());
     }
@@ -229,14 +220,28 @@ async fn a_cancelled_acquire_leaves_no_lock() {
 #[tokio::test]
 async fn a_cancelled_acquire_leaves_no_lock_after_lost_connections() {
     let cluster = Cluster::start(3).await;
-    let locks = cluster.redlock();
     let lock = name("cancelled");
-    let before = used_before(&locks, &lock).await;
+    let before = used_before(&cluster.redlock(), &lock).await;
+    // These workers give a session up after 4 s. They must not do so before the acquire is sent.
+    let settings = Settings {
+        node_timeout: Duration::from_secs(2),
+        node: node_settings(),
+        ..Settings::default()
+    };
+    let start = |server: &RedisServer| {
+        let settings = settings.of_masters("tests", 1);
+        remote_node_with(&server.url(), settings, Arc::new(NoObserver)) as Arc<dyn Node>
+    };
+    let nodes: Vec<_> = cluster.servers.iter().map(start).collect();
+    for node in &nodes {
+        in_state(node.as_ref(), NodeState::Admitted).await;
+    }
+    let locks = redlock(nodes.clone(), NODE_TIMEOUT);
     cluster.servers.iter().for_each(|server| server.stop());
     let cancelled =
         tokio::time::timeout(Duration::from_millis(100), acquire(&locks, &lock, LONG)).await;
     assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
-    for node in &cluster.nodes {
+    for node in &nodes {
         in_state(node.as_ref(), NodeState::Connecting).await;
     }
     cluster.servers.iter().for_each(|server| server.cont());
@@ -250,10 +255,8 @@ async fn a_repeated_request_gets_the_same_grant_and_voids_no_answer() {
     let lock = name("job");
     let first = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     // The client sends its repeated request to another gateway.
-    let other = redlock(
-        Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await,
-        Duration::from_secs(2),
-    );
+    let nodes = Cluster::remote_nodes(&cluster.servers, node_settings()).await;
+    let other = redlock(nodes, NODE_TIMEOUT);
     let second = other.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     assert_eq!((second.token, second.replayed, first.replayed), (first.token, true, false));
     assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))));
@@ -324,7 +327,7 @@ async fn split_votes_are_resolved_and_name_no_holder() {
     cluster
         .servers
         .iter()
-        .for_each(|server| drop(server.cmd(&["SET", &key(&lock), "holder", "PX", "60000"])));
+        .for_each(|server| drop(server.cmd(&["SET", &key(&lock), "holder", "PX", "3600000"])));
     assert!(matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))));
 }
 
@@ -337,7 +340,7 @@ async fn a_failed_proposal_on_a_minority_names_no_holder() {
     locks.release(&lock, &lease.token).await.unwrap();
     cluster.servers[..2]
         .iter()
-        .for_each(|server| drop(server.cmd(&["SET", &key(&lock), "loser", "PX", "60000"])));
+        .for_each(|server| drop(server.cmd(&["SET", &key(&lock), "loser", "PX", "3600000"])));
     // On three nodes the lock is free. So whichever nodes answer first, the result must not name
     // another holder.
     for _ in 0..20 {
@@ -376,10 +379,10 @@ async fn retrying_gets_a_freed_lock_and_gives_up_on_a_held_one() {
     let lock = name("job");
     let held = acquire_short(&locks, &lock, 300).await;
     let policy = RetryPolicy {
-        count: 1_000,
+        count: u32::MAX,
         delay: Duration::from_millis(5),
         jitter: Duration::from_millis(10),
-        deadline: Duration::from_secs(15),
+        deadline: Duration::MAX,
     };
     let next = locks
         .acquire_with_retry(&lock, ttl(LONG), AcquireOptions::default(), &policy)
@@ -408,7 +411,9 @@ impl Clock for LeapingClock {
 async fn a_grant_that_arrives_too_late_is_refused_and_released() {
     let cluster = Cluster::start(3).await;
     let env = Env { clock: Arc::new(LeapingClock(AtomicU64::new(0))), ..Env::default() };
-    let settings = Settings { node_timeout: Duration::from_secs(2), ..Settings::default() };
+    // The longest node timeout with the default clock skew, on which the age of a grant that still
+    // counts depends.
+    let settings = Settings { node_timeout: Duration::from_secs(6), ..Settings::default() };
     let locks = Redlock::new(cluster.nodes.clone(), settings, env).unwrap();
     let lock = name("job");
     let refused = acquire(&locks, &lock, 30_000).await;

@@ -2,23 +2,20 @@
 //! kind of operation.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use redlock_core::node::{Engine, Node, NodeState, NodeStatus};
 use redlock_core::{AcquireOptions, ListCursor, LockState, Redlock};
 
-use crate::core::waiting::{acquire, start_waiting};
-use crate::support::cluster::ClusterSettings;
+use crate::core::repair::granted_by_all;
+use crate::core::waiting::start_waiting;
+use crate::support::cluster::{ClusterSettings, OUTLASTING_MS, decided, granted};
 use crate::support::gateway::source_root;
 use crate::support::harness::{PATIENCE, RedisOptions, RedisServer};
-use crate::support::nodes::{in_state, name, ttl};
+use crate::support::nodes::{LONG_MS, in_state, name, ttl};
 use crate::support::resp::Resp;
 
 const CLUSTER: ClusterSettings = ClusterSettings::ENDLESS_QUARANTINE;
 const PAGE: &str = "crates/redlock-gateway/docs/servers.md";
-/// How long a restarted master may take to vote again and to catch up. Both together mostly take 14 to
-/// 16 s; the rest allows for a busy machine.
-const RECOVERY: Duration = Duration::from_secs(60);
 
 /// The words after `ACL SETUSER gateway` on the page.
 fn documented_rights() -> Vec<String> {
@@ -79,8 +76,10 @@ async fn documented_rights_of_the_redis_user_suffice() {
     }
 
     let (lock, kept) = (name("job"), name("kept"));
-    let held = acquire(&locks, &lock).await;
-    locks.extend(&lock, &held.token, ttl(60_000)).await.expect("the lock is held");
+    let options = AcquireOptions::default;
+    let held = granted(&locks, &lock, LONG_MS, options).await;
+    let extend = async || locks.extend(&lock, &held.token, ttl(LONG_MS)).await;
+    decided(extend).await.expect("the lock is held");
     let waiter = start_waiting(&other, &lock).await;
     locks.release(&lock, &held.token).await.expect("the lock is held");
     let (lease, _) = waiter.await.expect("no panic");
@@ -91,8 +90,7 @@ async fn documented_rights_of_the_redis_user_suffice() {
     assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
 
     // The restarted master lost its data. It gets its locks from the others.
-    let options = AcquireOptions::default();
-    let lasting = locks.acquire(&kept, ttl(600_000), options).await.expect("the lock is free");
+    let lasting = granted_by_all(&locks, &servers, &kept, ttl(OUTLASTING_MS), options).await;
     // A restart clears this log.
     let before_restart = servers.each_ref().map(denied);
     let before = nodes[2].status().borrow().marker.clone();
@@ -102,10 +100,11 @@ async fn documented_rights_of_the_redis_user_suffice() {
         status.state == NodeState::Admitted && !status.marker.is_empty() && status.marker != before
     };
     let mut status = nodes[2].status();
-    let back = tokio::time::timeout(RECOVERY, status.wait_for(is_back)).await;
+    let back = tokio::time::timeout(PATIENCE, status.wait_for(is_back)).await;
     assert!(back.is_ok(), "{:?}", nodes[2].status().borrow());
     drop(back);
-    locks.extend(&kept, &lasting.token, ttl(600_000)).await.expect("the lock is held");
+    let extend = async || locks.extend(&kept, &lasting.token, ttl(OUTLASTING_MS)).await;
+    decided(extend).await.expect("the lock is held");
     assert!(servers[2].cmd(&["EXISTS", "lock:kept"]).integer() == 1, "the master has the lock");
 
     let missing = before_restart.into_iter().chain(servers.each_ref().map(denied)).flatten();

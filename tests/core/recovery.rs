@@ -3,11 +3,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use redlock_core::clock::{Clock, SystemClock};
 use redlock_core::node::link::{
     Answer, Answering, Link, MarkerSwap, ProbeReply, RecoveryAnswer, RecoveryBatch, Scan, Scanned,
     Session, StoredPage, Subscription, Swapped,
@@ -16,21 +17,23 @@ use redlock_core::node::{
     Engine, Failure, Keys, LockReader, Node, NodeState, NodeStatus, Op, Reply, SafetyRules, Task,
     Vote,
 };
-use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
+use redlock_core::{AcquireOptions, Env, Lease, LockError, LockName, Redlock};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::repair::{Extender, granted_by_all, poll_for};
-use crate::support::cluster::{ClusterSettings, marker, repeated};
-use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::cluster::{ClusterSettings, OUTLASTING_MS, decided, marker, repeated};
+use crate::support::harness::{
+    RedisServer, daily_or_long, eventually, masters, masters_in_cluster_mode,
+};
+use crate::support::measure::measured;
 use crate::support::nodes::{in_state, kept_free_record, name, now, record, ttl};
 use crate::support::resp::Resp;
 
-/// A quarantine that outlasts every test: 65 s.
-const CLUSTER: ClusterSettings =
-    ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
+/// A quarantine that outlasts every test. So a master that votes again has recovered its locks.
+const CLUSTER: ClusterSettings = ClusterSettings::ENDLESS_QUARANTINE;
 
-/// The limit for the time from a restart to the first vote. It allows for a busy machine.
+/// The limit for the time from a restart to the first vote.
 const SOON: Duration = Duration::from_secs(15);
 
 struct Five {
@@ -42,7 +45,10 @@ struct Five {
 
 impl Five {
     async fn start(cluster: &ClusterSettings) -> Self {
-        let servers = masters(5);
+        Self::over(masters(5), cluster).await
+    }
+
+    async fn over(servers: Vec<RedisServer>, cluster: &ClusterSettings) -> Self {
         cluster.mark(&servers).await;
         let remotes = [(); 2].map(|()| cluster.remote_nodes(&servers));
         for remote in remotes.iter().flatten() {
@@ -83,59 +89,76 @@ struct Outcome {
 /// One client holds a lock for its whole TTL, and another lock is extended. A further client polls
 /// for both locks, while one group of masters after the other restarts without data.
 async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
+    /// An extension is due long before the TTL ends, also on a machine that stands still for
+    /// seconds.
+    const EXTENDED_MS: u64 = 60_000;
     let mut five = Five::start(cluster).await;
     let held = name("held");
     let extended = name("extended");
-    let longest = five.granted(&held, 60_000).await;
-    let lease = five.granted(&extended, 4_000).await;
-    let extender =
-        Extender::start(&five.locks[0], &extended, &lease, ttl(4_000), Duration::from_millis(250));
-    let pollers =
-        [&held, &extended].map(|lock| poll_for(&five.locks[1], lock, Duration::from_millis(20)));
+    let longest = five.granted(&held, OUTLASTING_MS).await;
+    let lease = five.granted(&extended, EXTENDED_MS).await;
+    let every = Duration::from_millis(250);
+    let extender = Extender::start(&five.locks[0], &extended, &lease, ttl(EXTENDED_MS), every);
+    let pollers = [&held, &extended]
+        .map(|lock| poll_for(&five.locks[1], lock, ttl(EXTENDED_MS), Duration::from_millis(20)));
     let mut slowest = Duration::ZERO;
     for group in groups {
         slowest = slowest.max(five.restart_empty(group).await);
     }
     pollers.iter().for_each(|(_, task)| task.abort());
-    let second = five.locks[1].acquire(&held, ttl(1_000), AcquireOptions::default()).await;
+    let options = AcquireOptions::default;
+    let second = async || five.locks[1].acquire(&held, ttl(EXTENDED_MS), options()).await;
+    let second = decided(second).await;
     let polled: u32 = pollers.iter().map(|(granted, _)| granted.load(Ordering::Relaxed)).sum();
     let second_holders = polled + u32::from(second.is_ok());
-    let still = five.locks[1].extend(&held, &longest.token, ttl(60_000)).await;
+    let still = async || five.locks[1].extend(&held, &longest.token, ttl(OUTLASTING_MS)).await;
+    let still = decided(still).await;
     Outcome { slowest, second_holders, lost: extender.lost().or(still.err()) }
 }
 
-fn assert_good(outcomes: &[Outcome]) {
+/// Returns the longest time from a restart to a vote.
+fn assert_good(outcomes: &[Outcome]) -> Duration {
     for outcome in outcomes {
         let Outcome { slowest, second_holders, lost } = outcome;
         assert_eq!(*second_holders, 0, "lost: {lost:?}, slowest vote: {slowest:?}");
         assert!(outcome.lost.is_none(), "{:?}", outcome.lost);
-        assert!(outcome.slowest < SOON, "{:?}", outcome.slowest);
     }
-    let slowest = outcomes.iter().map(|outcome| outcome.slowest).max();
+    let slowest = outcomes.iter().map(|outcome| outcome.slowest).max().expect("a run");
     println!(
         "{} runs: 0 second holders, 0 locks lost, the slowest master voted again after {slowest:?}",
         outcomes.len()
     );
+    slowest
 }
 
-fn runs(few: usize) -> usize {
-    if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { 20 } else { few }
-}
+mod measured {
+    use super::*;
 
-#[test]
-fn one_of_five_masters_votes_seconds_after_data_loss() {
-    assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0]]).await));
-}
+    async fn within_seconds(victims: &[usize]) {
+        measured("the time from a restart to a vote", async || {
+            let outcomes =
+                repeated(daily_or_long(2, 20), 2, async || restarts(&CLUSTER, &[victims]).await);
+            let slowest = assert_good(&outcomes);
+            if slowest < SOON { Ok(()) } else { Err(format!("{slowest:?}")) }
+        })
+        .await;
+    }
 
-#[test]
-fn two_of_five_masters_vote_seconds_after_data_loss() {
-    assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0, 1]]).await));
+    #[tokio::test]
+    async fn one_of_five_masters_votes_seconds_after_data_loss() {
+        within_seconds(&[0]).await;
+    }
+
+    #[tokio::test]
+    async fn two_of_five_masters_vote_seconds_after_data_loss() {
+        within_seconds(&[0, 1]).await;
+    }
 }
 
 /// In the end every master that granted the lock at first has lost its data.
 #[test]
 fn a_lock_survives_the_loss_of_every_master_group_by_group() {
-    assert_good(&repeated(runs(2), 2, async || {
+    assert_good(&repeated(daily_or_long(2, 20), 2, async || {
         restarts(&CLUSTER, &[&[0, 1], &[2, 3], &[4, 0]]).await
     }));
 }
@@ -160,10 +183,8 @@ fn without_recovery_a_lock_is_granted_twice() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn with_too_few_sources_the_full_quarantine_is_waited() {
     let mut five = Five::start(&CLUSTER).await;
-    for victim in 0..3 {
-        five.servers[victim].kill();
-        five.servers[victim].restart();
-    }
+    five.servers[..3].iter_mut().for_each(RedisServer::kill);
+    five.servers[..3].iter_mut().for_each(RedisServer::restart);
     let quarantined = |at: usize| in_state(five.remotes[0][at].as_ref(), NodeState::Quarantined);
     let (first, ..) = tokio::join!(quarantined(0), quarantined(1), quarantined(2));
     assert!(first.until_micros.expect("an end") - first.since_micros > 60_000_000, "{first:?}");
@@ -172,12 +193,28 @@ async fn with_too_few_sources_the_full_quarantine_is_waited() {
     assert!((0..3).all(|at| five.remotes[0][at].status().borrow().state == NodeState::Quarantined));
 }
 
+/// The keys of a lock and of its watermark belong to any slots.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn masters_in_cluster_mode_recover_their_locks() {
+    let mut five = Five::over(masters_in_cluster_mode(5), &CLUSTER).await;
+    let names: Vec<_> = (0..20).map(|n| name(&format!("job-{n}"))).collect();
+    let mut granted = Vec::new();
+    for lock in &names {
+        granted.push(five.granted(lock, OUTLASTING_MS).await.token.fencing().to_string());
+    }
+    five.restart_empty(&[0, 1]).await;
+    for (lock, fencing) in names.iter().zip(&granted) {
+        let recovered = five.servers[0].cmd(&["GET", &format!("lock:{lock}")]);
+        assert!(recovered.text().starts_with(fencing), "{lock}: {recovered:?}");
+    }
+}
+
 /// Clients of other libraries do not know the quarantine. For them the master votes at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn recovery_overwrites_no_lock_of_another_client() {
     let mut five = Five::start(&CLUSTER).await;
     let lock = name("job");
-    let lease = five.granted(&lock, 60_000).await;
+    let lease = five.granted(&lock, OUTLASTING_MS).await;
     five.servers[2].kill();
     five.servers[2].restart();
     in_state(five.remotes[0][2].as_ref(), NodeState::Quarantined).await;
@@ -198,15 +235,22 @@ async fn recovery_overwrites_no_lock_of_another_client() {
 
 const T: u64 = 1_763_725_165_000_000;
 
-/// Stores a kept-free record for a minute, as recovery would.
+/// Stores a kept-free record for an hour, as recovery would.
 fn keep_free(server: &RedisServer, lock: &str) {
     server.cmd(&[
         b"SET".as_slice(),
         format!("lock:{lock}").as_bytes(),
         kept_free_record(T).as_bytes(),
         b"PX",
-        b"60000",
+        b"3600000",
     ]);
+}
+
+async fn is_held(five: &Five, lock: &LockName) {
+    let options = AcquireOptions::default;
+    let acquire = async || five.locks[0].acquire(lock, ttl(OUTLASTING_MS), options()).await;
+    let refused = decided(acquire).await;
+    assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -214,12 +258,11 @@ async fn force_ends_a_lock_that_is_kept_free() {
     let five = Five::start(&CLUSTER).await;
     let lock = name("job");
     (0..3).for_each(|at| keep_free(&five.servers[at], "job"));
-    let refused = five.locks[0].acquire(&lock, ttl(1_000), AcquireOptions::default()).await;
-    assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+    is_held(&five, &lock).await;
     let mut found = 0;
     five.locks[0].force_release(&lock, |_| found += 1).await.expect("all masters have answered");
     assert_eq!(found, 1, "the audit record has the forced release");
-    five.granted(&lock, 1_000).await;
+    five.granted(&lock, OUTLASTING_MS).await;
 }
 
 /// The record on a minority may belong to a grant for which the kept-free records stand.
@@ -233,7 +276,7 @@ async fn force_releases_a_minority_record_before_kept_free_ones() {
         b"lock:job",
         record(1, T).as_bytes(),
         b"PX",
-        b"60000",
+        b"3600000",
     ]);
     five.locks[0].force_release(&lock, |_| ()).await.expect("all masters have answered");
     let stored =
@@ -249,8 +292,7 @@ async fn force_leaves_a_lock_kept_free_while_a_master_is_silent() {
     five.servers[4].kill();
     let unknown = five.locks[0].force_release(&lock, |_| ()).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
-    let refused = five.locks[0].acquire(&lock, ttl(1_000), AcquireOptions::default()).await;
-    assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+    is_held(&five, &lock).await;
 }
 
 /// Two masters are not read at the same moment. So a lock that was read on the first may be gone
@@ -264,12 +306,12 @@ async fn a_lock_released_between_readings_is_not_kept_free() {
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Admitted).await;
     }
-    remotes[1] = Arc::new(ReadLate { node: remotes[1].clone(), gate: gate.clone() });
+    remotes[1] = Arc::new(Slow { node: remotes[1].clone(), delay: Delay::Read(gate.clone()) });
     let locks = CLUSTER.redlock(remotes.clone());
     let lock = name("job");
     let options = AcquireOptions::default;
     let lease = eventually("the lock is granted", async || {
-        locks.acquire(&lock, ttl(60_000), options()).await.ok()
+        locks.acquire(&lock, ttl(OUTLASTING_MS), options()).await.ok()
     })
     .await;
     for remote in &remotes {
@@ -291,6 +333,31 @@ async fn a_lock_released_between_readings_is_not_kept_free() {
     assert!(gone(2), "{:?}", servers[2].cmd(&["GET", "lock:job"]));
 }
 
+/// The gateway stands still for a minute at each answer to a probe. It must not take a lock that was
+/// granted just before the loss for one that was granted after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_gateway_that_stands_still_gives_the_newest_lock_back() {
+    let mut servers = masters(3);
+    CLUSTER.mark(&servers).await;
+    let mut remotes = CLUSTER.remote_nodes(&servers);
+    for remote in &remotes {
+        in_state(remote.as_ref(), NodeState::Admitted).await;
+    }
+    let clock = Arc::new(LeapingClock::default());
+    for remote in &mut remotes[..2] {
+        *remote = Arc::new(Slow { node: remote.clone(), delay: Delay::Probe(clock.clone()) });
+    }
+    let env = Env { clock, ..Env::default() };
+    let locks = CLUSTER.redlock_with(remotes.clone(), env);
+    let lock = name("job");
+    granted_by_all(&locks, &servers, &lock, ttl(OUTLASTING_MS), AcquireOptions::default).await;
+    servers[2].kill();
+    servers[2].restart();
+    in_state(remotes[2].as_ref(), NodeState::Quarantined).await;
+    in_state(remotes[2].as_ref(), NodeState::Admitted).await;
+    assert_ne!(servers[2].cmd(&["GET", "lock:job"]), Resp::Nil);
+}
+
 /// A kept-free record stands for a grant on another master. It must not expire before that grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_slow_second_reading_shortens_no_remaining_life() {
@@ -303,7 +370,7 @@ async fn a_slow_second_reading_shortens_no_remaining_life() {
     remotes[1] = Arc::new(ReadsSlowly(remotes[1].clone()));
     let _locks = CLUSTER.redlock(remotes.clone());
     let record = record(1, now());
-    servers[1].cmd(&[b"SET".as_slice(), b"lock:job", record.as_bytes(), b"PX", b"60000"]);
+    servers[1].cmd(&[b"SET".as_slice(), b"lock:job", record.as_bytes(), b"PX", b"3600000"]);
     servers[2].kill();
     servers[2].restart();
     in_state(remotes[2].as_ref(), NodeState::Quarantined).await;
@@ -362,7 +429,13 @@ async fn force_releases_a_majority_beside_a_kept_free_record() {
     keep_free(&five.servers[0], "job");
     let grant = record(1, now());
     for at in 1..4 {
-        five.servers[at].cmd(&[b"SET".as_slice(), b"lock:job", grant.as_bytes(), b"PX", b"60000"]);
+        five.servers[at].cmd(&[
+            b"SET".as_slice(),
+            b"lock:job",
+            grant.as_bytes(),
+            b"PX",
+            b"3600000",
+        ]);
     }
     five.servers[4].kill();
     five.locks[0].force_release(&lock, |_| ()).await.expect("a majority has released");
@@ -375,13 +448,39 @@ struct Gate {
     open: Notify,
 }
 
-/// A node whose stored locks can be read only when the gate is open.
-struct ReadLate {
-    node: Arc<dyn Node>,
-    gate: Arc<Gate>,
+/// The clock of a process that stands still for a minute after each answer to a probe.
+#[derive(Default)]
+struct LeapingClock(AtomicU64);
+
+impl LeapingClock {
+    const LEAP: Duration = Duration::from_secs(60);
 }
 
-impl Node for ReadLate {
+impl Clock for LeapingClock {
+    fn monotonic(&self) -> Duration {
+        SystemClock.monotonic() + Self::LEAP * self.0.load(Ordering::SeqCst) as u32
+    }
+    fn wall_micros(&self) -> u64 {
+        SystemClock.wall_micros()
+    }
+}
+
+/// Which step of a session is delayed.
+#[derive(Clone)]
+enum Delay {
+    /// Reading the stored locks waits until the test opens the gate.
+    Read(Arc<Gate>),
+    /// A probe takes no longer, but this clock jumps ahead by a minute when the answer arrives.
+    Probe(Arc<LeapingClock>),
+}
+
+/// A node with this delay in all its sessions.
+struct Slow {
+    node: Arc<dyn Node>,
+    delay: Delay,
+}
+
+impl Node for Slow {
     fn name(&self) -> &str {
         self.node.name()
     }
@@ -395,21 +494,21 @@ impl Node for ReadLate {
         self.node.reader()
     }
     fn link(&self) -> Option<Arc<dyn Link>> {
-        Some(Arc::new(LateLink { link: self.node.link()?, gate: self.gate.clone() }))
+        Some(Arc::new(SlowLink { link: self.node.link()?, delay: self.delay.clone() }))
     }
 }
 
-struct LateLink {
+struct SlowLink {
     link: Arc<dyn Link>,
-    gate: Arc<Gate>,
+    delay: Delay,
 }
 
-impl Link for LateLink {
+impl Link for SlowLink {
     fn connect(&self) -> Answering<Box<dyn Session>> {
         let session = self.link.connect();
-        let gate = self.gate.clone();
+        let delay = self.delay.clone();
         Box::pin(async move {
-            Ok(Box::new(LateSession { session: session.await?, gate }) as Box<dyn Session>)
+            Ok(Box::new(SlowSession { session: session.await?, delay }) as Box<dyn Session>)
         })
     }
     fn subscribe(&self, nonce: u64) -> Answering<Box<dyn Subscription>> {
@@ -417,15 +516,15 @@ impl Link for LateLink {
     }
 }
 
-struct LateSession {
+struct SlowSession {
     session: Box<dyn Session>,
-    gate: Arc<Gate>,
+    delay: Delay,
 }
 
-impl Session for LateSession {
+impl Session for SlowSession {
     fn stored(&self, cursor: Option<Bytes>, longest_life: Duration) -> Answering<StoredPage> {
         let page = self.session.stored(cursor, longest_life);
-        let gate = self.gate.clone();
+        let Delay::Read(gate) = self.delay.clone() else { return page };
         Box::pin(async move {
             gate.wanted.notify_one();
             gate.open.notified().await;
@@ -433,7 +532,13 @@ impl Session for LateSession {
         })
     }
     fn probe(&self) -> Answering<ProbeReply> {
-        self.session.probe()
+        let reply = self.session.probe();
+        let Delay::Probe(clock) = self.delay.clone() else { return reply };
+        Box::pin(async move {
+            let reply = reply.await;
+            clock.0.fetch_add(1, Ordering::SeqCst);
+            reply
+        })
     }
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped> {
         self.session.swap_marker(swap)

@@ -10,15 +10,16 @@ use std::time::Duration;
 
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, Node, NodeSettings, Op, Reply, Task, Vote};
+use redlock_core::node::{Keys, Node, Op, Reply, Task, Vote};
 use redlock_core::{
     AcquireOptions, HeldBy, Lease, LockError, LockName, Owner, OwnerChoice, Redlock,
 };
 use tokio::time::timeout;
 
+use crate::support::harness::PATIENCE;
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, PREFIX, assert_extended, intercepted, memory_nodes, name, now, pass_on,
-    redlock, shared_by, ttl,
+    AGAIN, LONG_MS, Lock, PREFIX, assert_extended, intercepted, memory_nodes, name, node_settings,
+    now, pass_on, redlock, shared_by, ttl,
 };
 
 /// The node gets only the first acquire. For each later one, `second` is called instead.
@@ -58,11 +59,11 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants() {
     // Because of this watermark the first attempt proposes again, with a token larger than that of
     // the second attempt.
     let keys = Keys::new(PREFIX, &lock);
-    for (n, ahead) in [(1, 800_000), (2, 1_000_000)] {
+    for (n, ahead) in [(1, 20_000_000), (2, 30_000_000)] {
         memory[n].set_foreign(
             &keys.fence,
             (now() + ahead).to_string().as_bytes(),
-            Some(Duration::from_secs(60)),
+            Some(Duration::from_secs(3_600)),
         );
     }
 
@@ -105,11 +106,11 @@ async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
     let taken = |n: usize| {
         let node = memory[n].clone();
         let keys = keys.clone();
-        let fence = (now() + 900_000).to_string();
-        node.set_foreign(&keys.fence, fence.as_bytes(), Some(Duration::from_secs(60)));
+        let fence = (now() + 30_000_000).to_string();
+        node.set_foreign(&keys.fence, fence.as_bytes(), Some(Duration::from_secs(3_600)));
         // The lock is free for the first proposal. Another owner holds it at the second.
         with_second_acquire(memory[n].clone(), move |inner, task| {
-            node.set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
+            node.set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(3_600)));
             pass_on(inner, task);
         })
     };
@@ -141,7 +142,7 @@ async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
         let options = AcquireOptions { owner, ..AcquireOptions::default() };
         let task = tokio::spawn(async move {
             locks
-                .acquire_within(&lock, ttl(LONG_MS), options, Duration::from_secs(20), || {
+                .acquire_within(&lock, ttl(LONG_MS), options, PATIENCE * 2, || {
                     let _ = sender.send(());
                     Ok(())
                 })
@@ -157,7 +158,7 @@ async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     waits.await.expect("the request waits");
     locks.release(&lock, &held.token).await.expect("the lock is held");
     let first = first.await.expect("no panic").expect("the waiter becomes first");
-    let copy = timeout(Duration::from_secs(10), copy)
+    let copy = timeout(PATIENCE, copy)
         .await
         .expect("at once")
         .expect("no panic")
@@ -365,7 +366,7 @@ async fn a_split_with_an_own_grant_is_reported_as_held() {
     let owner = OsEntropy.owner();
     acquire_at_once(&redlock(vec![node(0)], Duration::from_secs(1)), &lock, owner).expect("free");
     let keys = Keys::new(PREFIX, &lock);
-    memory[1].set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
+    memory[1].set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(3_600)));
     let locks = redlock(vec![node(0), node(1), node(2)], Duration::from_secs(1));
     let refused = locks.acquire(&lock, ttl(LONG_MS), shared_by(owner)).await;
     assert_eq!(refused.err(), Some(LockError::Held(HeldBy::default())));
@@ -380,7 +381,7 @@ async fn a_failed_confirmation_releases_even_without_its_client() {
     let lock = name("job");
     let keys = Keys::new(PREFIX, &lock);
     let memory = memory_nodes();
-    memory[2].set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
+    memory[2].set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(3_600)));
     let of_first = Votes::default();
     let holds = |node| delaying_votes(node, &of_first, |op| matches!(op, Op::Acquire { .. }));
     let first = redlock(memory.iter().map(holds).collect(), Duration::from_secs(1));
@@ -431,7 +432,7 @@ async fn a_failed_confirmation_releases_even_without_its_client() {
 /// the watermark back. The duplicate then gives up, and must release only B.
 #[tokio::test]
 async fn a_failed_confirmation_spares_an_older_promised_grant() {
-    let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
+    let node = MemoryNode::new("node", Arc::new(SystemClock), node_settings());
     let lock = Lock::new("job");
     let t = now();
     assert_eq!(node.run(&lock.acquire(1, t + 1, LONG_MS)), Vote::Granted);
@@ -449,7 +450,7 @@ async fn a_failed_confirmation_spares_an_older_promised_grant() {
 /// undo of one gateway must not delete the other gateway's vote.
 #[tokio::test]
 async fn an_undo_with_an_equal_token_deletes_no_other_grant() {
-    let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
+    let node = MemoryNode::new("node", Arc::new(SystemClock), node_settings());
     let lock = Lock::new("job");
     let t = now();
     assert_eq!(node.run(&lock.acquire(1, t, LONG_MS)), Vote::Granted);

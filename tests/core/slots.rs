@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use redlock_core::node::{Node, NodeSettings, NodeState};
+use redlock_core::node::{Node, NodeState};
 use redlock_core::{
-    AcquireOptions, Lease, LockError, LockName, LockSet, LockState, LockToken, Nonce, Owner,
+    AcquireOptions, Env, Lease, LockError, LockName, LockSet, LockState, LockToken, Nonce, Owner,
     OwnerChoice, Redlock, SlotSet, Slots,
 };
 use tokio::sync::oneshot;
@@ -17,15 +17,15 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
 use super::waiting::another;
-use crate::core::hints::BY_A_HINT;
+use crate::core::hints::{BY_A_HINT, by_hints};
 use crate::support::chance::{Chance, seed};
-use crate::support::cluster::ClusterSettings;
-use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
+use crate::support::cluster::{ClusterSettings, OUTLASTING_MS, decided};
+use crate::support::harness::{PATIENCE, RedisServer, daily_or_long, eventually, masters};
 use crate::support::nodes::{
-    Cluster, LONG_MS, PREFIX, in_state, intercepted, name, pass_on, redlock, ttl,
+    Cluster, LONG_MS, NODE_TIMEOUT, PREFIX, Recorder, in_state, intercepted, memory_nodes, name,
+    node_settings, pass_on, redlock, redlock_with, ttl,
 };
 use crate::support::resp::Resp;
-use crate::support::waiters::median;
 
 fn asking(count: u64, take: u64) -> AcquireOptions {
     AcquireOptions { slots: Slots::new(count, take).ok(), ..AcquireOptions::default() }
@@ -34,6 +34,11 @@ fn asking(count: u64, take: u64) -> AcquireOptions {
 fn for_owner(count: u64, take: u64, owner: u8) -> AcquireOptions {
     let owner = OwnerChoice::Shared(Owner::from_bytes([owner; 16]));
     AcquireOptions { owner, ..asking(count, take) }
+}
+
+fn in_memory() -> Redlock {
+    let nodes = memory_nodes().into_iter().map(|node| node as Arc<dyn Node>);
+    redlock(nodes.collect(), NODE_TIMEOUT)
 }
 
 async fn acquire(locks: &Redlock, lock: &LockName, options: AcquireOptions) -> Lease {
@@ -178,37 +183,32 @@ async fn an_undelivered_grant_is_undone_as_a_whole_or_not_at_all() {
 }
 
 /// Waiters poll 400 to 800 ms after their first attempt, so only a wake-up explains a quick grant.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// The time is paused: the clock advances only while all tasks are idle.
+#[tokio::test(start_paused = true)]
 async fn an_undelivered_grant_goes_to_the_waiters_of_each_lock_at_once() {
-    let cluster = Cluster::start(3).await;
-    let locks = cluster.redlock();
+    let locks = in_memory();
     let pool = [name("pool")];
     let set = LockSet::new(vec![name("red"), name("green")]).unwrap();
     for at in 0..3 {
-        let mut times = Vec::new();
-        for _ in 0..7 {
-            let (lock, options) = match at {
-                0 => (&pool[0], asking(2, 1)),
-                _ => (&set.names()[at - 1], AcquireOptions::default()),
-            };
-            let (names, lease) = if at == 0 {
-                (&pool[..], acquire(&locks, lock, asking(2, 2)).await)
-            } else {
-                let options = AcquireOptions::default();
-                let lease = locks.acquire_set(&set, ttl(LONG_MS), options, None, |_| Ok(())).await;
-                (set.names(), lease.expect("the locks are free"))
-            };
-            let (waiter, begun) = waiting(&locks, lock, options, PATIENCE);
-            begun.await.expect("it waits");
-            let since = Instant::now();
-            locks.abandon(names, &lease);
-            let (granted, at) = waiter.await.expect("no panic");
-            times.push(at.saturating_duration_since(since));
-            locks.release(lock, &granted.expect("it is free").token).await.expect("held");
-            locks.drained().await;
-        }
-        println!("{times:?}");
-        assert!(median(times.clone()) <= BY_A_HINT, "{times:?}");
+        let (lock, options) = match at {
+            0 => (&pool[0], asking(2, 1)),
+            _ => (&set.names()[at - 1], AcquireOptions::default()),
+        };
+        let (names, lease) = if at == 0 {
+            (&pool[..], acquire(&locks, lock, asking(2, 2)).await)
+        } else {
+            let options = AcquireOptions::default();
+            let lease = locks.acquire_set(&set, ttl(LONG_MS), options, None, |_| Ok(())).await;
+            (set.names(), lease.expect("the locks are free"))
+        };
+        let (waiter, begun) = waiting(&locks, lock, options, PATIENCE);
+        begun.await.expect("it waits");
+        let since = Instant::now();
+        locks.abandon(names, &lease);
+        let (granted, at) = waiter.await.expect("no panic");
+        assert!(at - since <= BY_A_HINT, "{lock}: {:?}", at - since);
+        locks.release(lock, &granted.expect("it is free").token).await.expect("held");
+        locks.drained().await;
     }
 }
 
@@ -261,7 +261,7 @@ async fn slots_are_shared_without_one_master() {
             _ => {
                 for slot in 1..=4 {
                     let key = format!("{PREFIX}{}", lock.of_slot(slot));
-                    cluster.servers[0].cmd(&["SET", &key, "of another client", "PX", "60000"]);
+                    cluster.servers[0].cmd(&["SET", &key, "of another client", "PX", "3600000"]);
                 }
             }
         }
@@ -388,36 +388,37 @@ async fn a_heavy_waiter_is_not_overtaken_by_light_ones() {
     }
 }
 
-/// A slot that is too few for the first waiter does for the next one.
-#[tokio::test]
+/// A slot that is too few for the first waiter does for the next one. Without a wake-up, the light
+/// waiter polls 400 to 800 ms after its first attempt. The heavy waiter gives up long before that, so
+/// only a wake-up can explain a quick grant. The time is paused: the clock advances only while all
+/// tasks are idle.
+#[tokio::test(start_paused = true)]
 async fn the_next_waiter_tries_at_once_when_a_heavy_one_gives_up() {
-    let cluster = Cluster::start(3).await;
-    let locks = cluster.redlock();
+    let locks = in_memory();
     let lock = name("pool");
-    let mut times = Vec::new();
     for _ in 0..7 {
         let held = acquire(&locks, &lock, asking(4, 3)).await;
         let wait = |take, patience| waiting(&locks, &lock, asking(4, take), patience);
-        // Without a wake-up, the light waiter polls 400 to 800 ms after its first attempt. The heavy
-        // waiter gives up long before that, so only a wake-up can explain a quick grant.
         let (heavy, begun) = wait(2, Duration::from_millis(120));
-        // On a busy machine, the heavy waiter's first attempt may outlast its patience. Then it never
-        // waits, and this round does not count.
-        let waits = begun.await.is_ok();
-        let (light, _begun) = wait(1, PATIENCE);
+        begun.await.expect("it waits");
+        let (light, begun) = wait(1, PATIENCE);
+        begun.await.expect("it waits");
         let (refused, gave_up) = heavy.await.expect("no panic");
         assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
         let (granted, at) = light.await.expect("no panic");
-        if waits {
-            times.push(at.saturating_duration_since(gave_up));
-        }
+        assert!(at - gave_up <= BY_A_HINT, "{:?}", at - gave_up);
         for lease in [held, granted.expect("a slot is free")] {
             locks.release(&lock, &lease.token).await.expect("held");
         }
     }
-    println!("{times:?}");
-    assert!(times.len() > 3, "{times:?}");
-    assert!(median(times.clone()) <= BY_A_HINT, "{times:?}");
+}
+
+/// The core of another gateway process over the same masters, and its reports.
+async fn recorded(cluster: &Cluster) -> (Redlock, Arc<Recorder>) {
+    let recorder = Arc::new(Recorder::default());
+    let env = Env { observer: recorder.clone(), ..Env::default() };
+    let nodes = Cluster::remote_nodes(&cluster.servers, node_settings()).await;
+    (redlock_with(nodes, NODE_TIMEOUT, env), recorder)
 }
 
 /// A release at one gateway is announced to the waiters at another. The oldest grant is released
@@ -425,15 +426,19 @@ async fn the_next_waiter_tries_at_once_when_a_heavy_one_gives_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_passes_between_gateways_by_a_hint() {
     let cluster = Cluster::start(3).await;
-    let (here, there) = (cluster.redlock(), another(&cluster).await);
+    let here = cluster.redlock();
+    let (there, recorder) = recorded(&cluster).await;
     let lock = name("pool");
-    let mut times = Vec::new();
-    for _ in 0..5 {
+    // Which of the three releases have been announced. On a busy machine a waiter may poll before
+    // its hint arrives.
+    let mut announced = [false; 3];
+    eventually("every release is announced", async || {
         let (mut held, mut taken) = (Vec::new(), Vec::new());
         for _ in 0..3 {
             held.push(acquire(&here, &lock, asking(3, 1)).await);
         }
-        for lease in held.iter().rev() {
+        for (at, lease) in held.iter().rev().enumerate() {
+            let before = by_hints(&recorder);
             let waiter = tokio::spawn({
                 let (there, lock) = (there.clone(), lock.clone());
                 async move {
@@ -444,17 +449,16 @@ async fn a_slot_passes_between_gateways_by_a_hint() {
             eventually("it waits", async || (there.waiting().waiters == 1).then_some(())).await;
             // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
             tokio::time::sleep(Duration::from_millis(50)).await;
-            let began = Instant::now();
             here.release(&lock, &lease.token).await.expect("held");
             taken.push(waiter.await.expect("no panic").expect("granted"));
-            times.push(began.elapsed());
+            announced[at] |= by_hints(&recorder) > before;
         }
         for lease in taken {
             there.release(&lock, &lease.token).await.expect("held");
         }
-    }
-    println!("{times:?}");
-    assert!(median(times.clone()) <= BY_A_HINT, "{times:?}");
+        (announced == [true; 3]).then_some(())
+    })
+    .await;
 }
 
 /// Copies of one request arrive at two gateways at once, while other holders come and go. No two
@@ -514,10 +518,11 @@ async fn copies_of_a_request_among_other_holders_name_one_grant() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_is_too_few_here_goes_to_a_waiter_elsewhere() {
     let cluster = Cluster::start(3).await;
-    let (here, there) = (cluster.redlock(), another(&cluster).await);
+    let here = cluster.redlock();
+    let (there, recorder) = recorded(&cluster).await;
     let lock = name("pool");
-    let mut times = Vec::new();
-    for _ in 0..7 {
+    // On a busy machine the waiter may poll before the hint arrives.
+    eventually("releases are announced", async || {
         let mut held = Vec::new();
         for _ in 0..4 {
             held.push(acquire(&here, &lock, asking(4, 1)).await);
@@ -538,22 +543,17 @@ async fn a_slot_that_is_too_few_here_goes_to_a_waiter_elsewhere() {
         .await;
         // Time for the hints to arrive. Receivers do not acknowledge hints.
         tokio::time::sleep(Duration::from_millis(50)).await;
-        let began = Instant::now();
         here.release(&lock, &held.remove(0).token).await.expect("held");
         held.push(light.await.expect("no panic").expect("a slot is free"));
-        times.push(began.elapsed());
         for lease in held {
             here.release(&lock, &lease.token).await.expect("held");
         }
         let heavy = heavy.await.expect("no panic").expect("all slots are free");
         here.release(&lock, &heavy.token).await.expect("held");
-    }
-    println!("{times:?}");
-    assert!(median(times.clone()) <= BY_A_HINT, "{times:?}");
+        (by_hints(&recorder) >= 4).then_some(())
+    })
+    .await;
 }
-
-/// The TTL of locks that outlast the test, however slow the machine is.
-const OUTLASTING_MS: u64 = 600_000;
 
 /// Whether all masters store this grant of these locks.
 fn is_stored_by_all(servers: &[RedisServer], names: &[LockName], lease: &Lease) -> bool {
@@ -593,15 +593,6 @@ async fn granted_by_all(
             let _ = locks.release(name, &lease.token).await;
         }
         None
-    })
-    .await
-}
-
-/// Repeats a request until the masters decide it, because a busy machine may miss a round.
-async fn decided(request: impl AsyncFn() -> Result<Lease, LockError>) -> Result<Lease, LockError> {
-    eventually("the masters decide the request", async || match request().await {
-        Err(LockError::NoQuorum(_) | LockError::Unknown(_)) => None,
-        decided => Some(decided),
     })
     .await
 }
@@ -743,8 +734,7 @@ async fn slots_and_a_set_survive_masters_that_lose_their_data() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn weighted_contenders_stay_within_all_slots() {
     const SLOTS: u32 = 8;
-    let is_long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
-    let (contenders, seconds) = if is_long { (200, 60) } else { (40, 4) };
+    let (contenders, seconds) = daily_or_long((40, 4), (200, 60));
     let cluster = Cluster::start(5).await;
     let gateways = [cluster.redlock(), another(&cluster).await];
     let held = Arc::new(AtomicU32::new(0));
@@ -758,12 +748,11 @@ async fn weighted_contenders_stay_within_all_slots() {
         tasks.spawn(async move {
             let lock = name("pool");
             let (mut grants, mut longest) = (0, Duration::ZERO);
-            while Instant::now() < until {
+            while grants == 0 || Instant::now() < until {
                 let began = Instant::now();
                 let options = asking(SLOTS.into(), take.into());
-                let patience = Duration::from_secs(120);
                 let lease = locks
-                    .acquire_within(&lock, ttl(LONG_MS), options, patience, || Ok(()))
+                    .acquire_within(&lock, ttl(LONG_MS), options, PATIENCE, || Ok(()))
                     .await
                     .expect("granted in time");
                 longest = longest.max(began.elapsed());
@@ -803,7 +792,7 @@ async fn weighted_contenders_stay_within_all_slots() {
 async fn one_question_to_each_node_finds_a_full_lock_full() {
     let cluster = Cluster::start(3).await;
     let asked = Arc::new(AtomicU32::new(0));
-    let nodes = Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
+    let nodes = Cluster::remote_nodes(&cluster.servers, node_settings()).await.into_iter();
     let counted = nodes.map(|node| {
         let asked = asked.clone();
         intercepted(node, move |node, task| {
@@ -811,7 +800,7 @@ async fn one_question_to_each_node_finds_a_full_lock_full() {
             pass_on(node, task);
         })
     });
-    let locks = redlock(counted.collect(), Duration::from_secs(2));
+    let locks = redlock(counted.collect(), NODE_TIMEOUT);
     let lock = name("pool");
     let lease = acquire(&locks, &lock, asking(256, 200)).await;
     asked.store(0, Ordering::SeqCst);

@@ -30,7 +30,7 @@ def newest():
 
 
 def programs():
-    assert newest(), f"{TARGET} has no programs: run cargo build first"
+    assert newest(), f"{TARGET} has no programs: run tests/build first"
     return newest()
 
 

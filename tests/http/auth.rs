@@ -11,6 +11,7 @@ use crate::support::client::{Answer, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::resp::Resp;
+use crate::support::waiters::{HOUR_MS, patient_over};
 
 /// Waits until a majority of the gateway's nodes may vote.
 pub(super) async fn is_ready(gateway: &Gateway) {
@@ -231,7 +232,12 @@ async fn a_stolen_token_is_useless_with_another_key() {
     let thief = key("thief", HOLDER, "*").await;
     let chief = key("chief", &format!("{HOLDER},force"), "*").await;
     let file = file(&[&holder, &thief, &chief]);
-    let launch = || Launch::over(&servers).flag("--auth-keys", file.path());
+    let launch = || {
+        patient_over(&servers)
+            .flag("--clock-skew", "10s")
+            .flag("--node-timeout", "10s")
+            .flag("--auth-keys", file.path())
+    };
     let gateway = launch().start().await;
     let other_gateway = launch().start().await;
     for gateway in [&gateway, &other_gateway] {
@@ -263,7 +269,10 @@ async fn a_stolen_token_is_useless_with_another_key() {
         (200, &json!(lease.token)),
         "{extended:?}"
     );
-    assert_eq!(chief.patch(&other_gateway, "job", &lease.token).await.status, 200);
+    let longer = chief.call(&other_gateway, Method::PATCH, "/locks/job");
+    let longer = longer.header("lock-token", &lease.token);
+    let longer = longer.json(&json!({ "ttl_ms": HOUR_MS })).send().await;
+    assert_eq!(longer.status, 200, "{longer:?}");
     let released = chief.delete(&gateway, "job", &lease.token).await;
     assert_eq!(released.status, 204);
     let recorded =
@@ -287,7 +296,12 @@ async fn a_refused_release_does_not_change_anothers_lock() {
     let holder = key("holder", HOLDER, "*").await;
     let thief = key("thief", HOLDER, "*").await;
     let file = file(&[&holder, &thief]);
-    let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).start().await;
+    let gateway = patient_over(&servers)
+        .flag("--clock-skew", "10s")
+        .flag("--node-timeout", "10s")
+        .flag("--auth-keys", file.path())
+        .start()
+        .await;
     is_ready(&gateway).await;
     let lease = holder.acquire(&gateway, "job").await;
     assert_eq!(holder.patch(&gateway, "job", &lease.token).await.status, 200);
@@ -317,9 +331,10 @@ async fn a_refused_release_does_not_change_anothers_lock() {
         assert_eq!(fences("job"), marked, "{token}");
     }
     // A token from the future would lead the fencing tokens of other locks ahead too.
-    let late = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
+    let late = std::time::SystemTime::now() + std::time::Duration::from_secs(3_600);
     let late = late.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
-    for future in [format!("1.{late}.{invented}"), format!("1.{}.{invented}", late - 30_000_000)] {
+    for future in [format!("1.{late}.{invented}"), format!("1.{}.{invented}", late - 1_800_000_000)]
+    {
         thief.delete(&gateway, "free", &future).await.problem(404, "lock_not_found");
         assert!(fences("free").iter().all(|fence| *fence == Resp::Nil));
         holder.delete(&gateway, "job", &future).await.problem(409, "not_holder");

@@ -13,15 +13,21 @@ use crate::http::audit::audit_lines;
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Answer, Call, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{eventually, free_port, masters};
+use crate::support::harness::{RedisServer, daily_or_long, eventually, free_port, masters};
+use crate::support::measure::measured;
 use crate::support::metrics::Samples;
 use crate::support::receiver::{Receiver, secret_file, with_callbacks};
-use crate::support::waiters::waiting_is;
+use crate::support::waiters::{HOUR_MS, patient, patient_over, waiting_is};
 
 /// How long a grant waits for its claim.
 const WINDOW: Duration = Duration::from_secs(10);
-/// A shorter window, from `--max-ttl`.
-const SHORT_WINDOW: Duration = Duration::from_secs(2);
+/// The start of each callback, and its time limit, as parts of that time.
+const CALLBACKS: [f64; 3] = [0.0, 0.3, 0.6];
+const CALLBACK: f64 = 0.25;
+/// Shorter windows, from `--max-ttl`. The second one leaves time for three callbacks on a busy
+/// machine.
+const SHORT_WINDOW: Duration = Duration::from_secs(3);
+const RINGING_WINDOW: Duration = Duration::from_secs(6);
 
 fn key_of(number: usize) -> String {
     format!("request-number-{number:06}")
@@ -59,9 +65,14 @@ async fn is_state(gateway: &Gateway, path: &str, expected: &str) -> Value {
     .await
 }
 
-fn short() -> Launch {
-    let window = format!("{}ms", SHORT_WINDOW.as_millis());
+fn with_window(window: Duration) -> Launch {
+    let window = format!("{}ms", window.as_millis());
     Launch::embedded().flag("--max-ttl", &window).flag("--default-ttl", &window)
+}
+
+/// A gateway over these masters, which may be late on a busy machine.
+fn over(servers: &[RedisServer]) -> Launch {
+    patient_over(servers).flag("--clock-skew", "10s").flag("--node-timeout", "10s")
 }
 
 async fn freed(gateway: &Gateway, name: &str, lease: &Lease) {
@@ -88,6 +99,7 @@ async fn a_deferred_request_is_announced_and_claimed() {
     waiting_is(&gateway, 2, 1).await;
     assert!(receiver.arrived().is_none(), "nothing is announced before the grant");
 
+    let before = Instant::now();
     freed(&gateway, "a/b", &lease).await;
     let ring = receiver.next().await;
     let ready = ring.verified();
@@ -95,14 +107,18 @@ async fn a_deferred_request_is_announced_and_claimed() {
     assert_eq!(ready["data"]["names"], json!(["a/b"]));
     assert_eq!(path, format!("/requests/{}", ready["data"]["id"].as_str().expect("an id")));
     let within = ready["data"]["claim_within_ms"].as_u64().expect("a number");
-    assert!(within > 5_000 && within <= WINDOW.as_millis() as u64, "{ready}");
+    assert!(within <= WINDOW.as_millis() as u64, "{ready}");
+    // The window begins with the grant. It is shorter than the TTL, because clocks run at different
+    // rates.
+    let ends = ring.at + Duration::from_millis(within);
+    assert!(ends - before > WINDOW.mul_f64(0.98), "{ready}");
     let status = is_state(&gateway, &path, "ready").await;
     assert!(status["claim_within_ms"].as_u64().is_some_and(|left| left > 0), "{status}");
 
     let claim = post(&gateway, "a/b", &one, json!({ "ttl_ms": 60_000 })).send().await;
     let claimed = Lease::from(&claim);
     assert_eq!(claim.header("idempotency-replayed"), "true");
-    assert!(claim.json()["validity_ms"].as_u64() > Some(50_000), "a full TTL: {claim:?}");
+    assert!(claim.json()["validity_ms"].as_u64() > Some(10_000), "a full TTL: {claim:?}");
     assert!(!String::from_utf8_lossy(&ring.body).contains(claimed.owner()), "no token is sent");
     let status = eventually("the gateway has read the receiver's answer", async || {
         Some(state(&gateway, &path).await).filter(|status| status["callback"] == "delivered")
@@ -124,19 +140,21 @@ async fn a_deferred_request_is_announced_and_claimed() {
 
 #[tokio::test]
 async fn unclaimed_grants_are_passed_on_after_the_window() {
-    let gateway = short().start().await;
-    let lease = gateway.acquire_for("a", 2_000).await;
+    let gateway = with_window(SHORT_WINDOW).start().await;
     let mut paths = Vec::new();
     for number in 0..3 {
         paths.push(path_of(&deferred(&gateway, "a", &key_of(number), json!({})).await));
     }
-    freed(&gateway, "a", &lease).await;
-    let mut began = Instant::now();
-    for path in &paths {
-        is_state(&gateway, path, "ready").await;
-        let waited = began.elapsed();
-        assert!(waited < 3 * SHORT_WINDOW, "{waited:?}");
-        began = Instant::now();
+    // A busy test may miss the moment in which a request is ready.
+    let was_ready = |status: &Value| status["state"] == "ready" || status["state"] == "expired";
+    for (number, path) in paths.iter().enumerate() {
+        eventually("the request is granted", async || {
+            was_ready(&state(&gateway, path).await).then_some(())
+        })
+        .await;
+        for earlier in &paths[..number] {
+            assert_eq!(state(&gateway, earlier).await["state"], "expired", "before {path}");
+        }
     }
     for path in &paths {
         is_state(&gateway, path, "expired").await;
@@ -146,23 +164,27 @@ async fn unclaimed_grants_are_passed_on_after_the_window() {
     })
     .await;
     // A late claim is an ordinary request.
-    let late = post(&gateway, "a", &key_of(0), json!({ "ttl_ms": 2_000 })).send().await;
+    let late = post(&gateway, "a", &key_of(0), json!({})).send().await;
     assert_eq!((late.status, late.header("idempotency-replayed")), (201, ""), "{late:?}");
 }
 
 #[tokio::test]
 async fn a_receiver_that_is_down_is_rung_three_times() {
     let (mut receiver, secret) = (Receiver::start().await, secret_file());
-    let gateway = with_callbacks(short(), &secret, &[&receiver]).start().await;
+    let launch = with_window(RINGING_WINDOW);
+    let gateway = with_callbacks(launch, &secret, &[&receiver]).start().await;
     receiver.answer(503);
     let body = json!({ "callback_url": receiver.url() });
     let path = path_of(&deferred(&gateway, "a", &key_of(1), body.clone()).await);
     let rings = [receiver.next().await, receiver.next().await, receiver.next().await];
     let ids: BTreeSet<_> = rings.iter().map(|ring| ring.header("webhook-id")).collect();
     assert_eq!(ids.len(), 1, "repetitions have one id");
-    let spans: Vec<_> = rings.windows(2).map(|two| two[1].at - two[0].at).collect();
-    assert!(spans.iter().all(|span| *span > SHORT_WINDOW.mul_f64(0.1)), "{spans:?}");
-    rings.iter().for_each(|ring| drop(ring.verified()));
+    for (ring, part) in rings.iter().zip(CALLBACKS) {
+        let ready = ring.verified();
+        let left = ready["data"]["claim_within_ms"].as_u64().expect("a number");
+        let most = RINGING_WINDOW.mul_f64(1.0 - part).as_millis() as u64;
+        assert!(left <= most, "after {part} of the window: {ready}");
+    }
     let status = is_state(&gateway, &path, "expired").await;
     assert_eq!(status["callback"], "failed");
     assert!(receiver.arrived().is_none());
@@ -204,10 +226,6 @@ async fn a_receiver_that_was_closed_gets_the_callback_later() {
         (state(&gateway, &path).await["callback"] == "failed").then_some(())
     })
     .await;
-    eventually("the log has the reason", async || {
-        gateway.stdout().contains("Connection refused").then_some(())
-    })
-    .await;
     // The next callbacks begin 3 s and 6 s after the grant.
     let mut receiver = Receiver::at(&address.to_string()).await;
     let ready = receiver.next().await.verified();
@@ -216,6 +234,10 @@ async fn a_receiver_that_was_closed_gets_the_callback_later() {
     assert_eq!(claim.header("idempotency-replayed"), "true", "{claim:?}");
     eventually("the callback is delivered", async || {
         (state(&gateway, &path).await["callback"] == "delivered").then_some(())
+    })
+    .await;
+    eventually("the log has the reason", async || {
+        gateway.stdout().contains("Connection refused").then_some(())
     })
     .await;
 }
@@ -234,10 +256,8 @@ async fn a_request_that_is_given_up_leaves_queue_and_lock() {
     assert_eq!(state(&gateway, &second).await["position"], 1, "no place is kept for it");
     freed(&gateway, "a", &lease).await;
     is_state(&gateway, &second, "ready").await;
-    let began = Instant::now();
     assert_eq!(give_up(&second).await, 204);
     is_state(&gateway, &third, "ready").await;
-    assert!(began.elapsed() < WINDOW / 4, "the lock was released, not left to its end");
     let claimed = Lease::from(&post(&gateway, "a", &key_of(3), json!({})).send().await);
     // A claimed lock stays.
     assert_eq!(give_up(&third).await, 204);
@@ -250,8 +270,8 @@ async fn a_request_that_is_given_up_leaves_queue_and_lock() {
 async fn a_claim_at_another_gateway_is_sound() {
     let servers = masters(3);
     let (mut receiver, secret) = (Receiver::start().await, secret_file());
-    let one = with_callbacks(Launch::over(&servers), &secret, &[&receiver]).ready().await;
-    let other = Launch::over(&servers).ready().await;
+    let one = with_callbacks(over(&servers), &secret, &[&receiver]).ready().await;
+    let other = over(&servers).ready().await;
     let body = json!({ "callback_url": receiver.url() });
     let path = path_of(&deferred(&one, "a", &key_of(1), body).await);
     receiver.next().await.verified();
@@ -272,7 +292,7 @@ async fn a_claim_at_another_gateway_is_sound() {
 #[tokio::test]
 async fn giving_up_a_lock_that_was_claimed_elsewhere_keeps_it() {
     let servers = masters(3);
-    let (one, other) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
+    let (one, other) = (over(&servers).ready().await, over(&servers).ready().await);
     for round in 0..5 {
         let name = format!("a{round}");
         let path = path_of(&deferred(&one, &name, &key_of(1), json!({})).await);
@@ -294,22 +314,21 @@ async fn giving_up_a_lock_that_was_claimed_elsewhere_keeps_it() {
 #[tokio::test]
 async fn a_dead_gateway_leaves_nothing_and_a_repeated_request_is_served() {
     let servers = masters(3);
-    let ttl = format!("{}s", SHORT_WINDOW.as_secs() * 3);
-    let launch = || Launch::over(&servers).flag("--max-ttl", &ttl).flag("--default-ttl", &ttl);
-    let (mut one, other) = (launch().ready().await, launch().ready().await);
-    let lease = other.acquire_for("waited", 6_000).await;
+    let (mut one, other) = (over(&servers).ready().await, over(&servers).ready().await);
+    let lease = other.acquire("waited").await;
     path_of(&deferred(&one, "waited", &key_of(1), json!({})).await);
     let ready = path_of(&deferred(&one, "ready", &key_of(2), json!({})).await);
     is_state(&one, &ready, "ready").await;
     one.signal(Signal::KILL);
     one.ended().await;
     // The request that was ready is found by its key, and the one that waited begins anew.
-    let claim = post(&other, "ready", &key_of(2), json!({ "ttl_ms": 6_000 })).send().await;
+    let claim = post(&other, "ready", &key_of(2), json!({ "ttl_ms": 60_000 })).send().await;
     assert_eq!(claim.header("idempotency-replayed"), "true", "{claim:?}");
     freed(&other, "ready", &Lease::from(&claim)).await;
     let again = path_of(&deferred(&other, "waited", &key_of(1), json!({})).await);
     freed(&other, "waited", &lease).await;
     is_state(&other, &again, "ready").await;
+    assert_eq!(other.call(Method::DELETE, again.as_str()).send().await.status, 204);
     eventually("nothing is held", async || {
         let listed = other.get("/locks").await.json();
         listed["locks"].as_array().expect("a list").is_empty().then_some(())
@@ -438,13 +457,19 @@ async fn permissions_bound_who_may_ask_see_and_claim() {
     assert!(refused["detail"].as_str().is_some_and(|text| text.contains("callback")), "{refused}");
     // Without a URL, the request needs no permission but that to acquire.
     assert_eq!(ask(&holder, "b", json!({})).await.status, 202);
+    let lease = holder.acquire(&gateway, "a").await;
     let path = path_of(&ask(&caller, "a", url.clone()).await);
+    let is_others = async || {
+        caller.get(&gateway, &path).await.json();
+        holder.get(&gateway, &path).await.problem(404, "request_not_found");
+        let cancel = holder.call(&gateway, Method::DELETE, &path).send().await;
+        cancel.problem(404, "request_not_found");
+        gateway.get(&path).await.problem(401, "unauthenticated");
+    };
+    is_others().await;
+    assert_eq!(holder.delete(&gateway, "a", &lease.token).await.status, 204);
     receiver.next().await.verified();
-    caller.get(&gateway, &path).await.json();
-    holder.get(&gateway, &path).await.problem(404, "request_not_found");
-    let cancel = holder.call(&gateway, Method::DELETE, &path).send().await;
-    cancel.problem(404, "request_not_found");
-    gateway.get(&path).await.problem(401, "unauthenticated");
+    is_others().await;
     let claim = caller.call(&gateway, Method::POST, "/locks/a");
     let claim = claim.header("idempotency-key", key_of(1)).send().await;
     assert_eq!(claim.header("idempotency-replayed"), "true", "{claim:?}");
@@ -525,6 +550,7 @@ async fn a_claim_does_not_cut_the_callback_that_is_under_way() {
     let (mut receiver, secret) = (Receiver::start().await, secret_file());
     let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
     let go = receiver.hold();
+    let began = Instant::now();
     let body = json!({ "callback_url": receiver.url() });
     let path = path_of(&deferred(&gateway, "a", &key_of(1), body).await);
     receiver.next().await.verified();
@@ -532,10 +558,13 @@ async fn a_claim_does_not_cut_the_callback_that_is_under_way() {
     assert_eq!(claim.header("idempotency-replayed"), "true", "{claim:?}");
     assert_eq!(is_state(&gateway, &path, "claimed").await.get("callback"), None);
     drop(go);
-    eventually("the callback is delivered", async || {
-        (state(&gateway, &path).await["callback"] == "delivered").then_some(())
+    let callback = eventually("the callback ends", async || {
+        state(&gateway, &path).await.get("callback").cloned()
     })
     .await;
+    // On a busy machine, the receiver's answer may come after the time limit of a callback.
+    let is_late = callback == "failed" && began.elapsed() > WINDOW.mul_f64(CALLBACK);
+    assert!(callback == "delivered" || is_late, "{callback}");
 }
 
 #[tokio::test]
@@ -565,7 +594,7 @@ async fn deferred_requests_leave_waiting_slots_to_others() {
     }
     let more = deferred(&gateway, "a", &key_of(3), json!({})).await;
     more.problem(429, "too_many_waiters");
-    let waits = crate::support::waiters::waiting_acquire(&gateway, "a", 20_000);
+    let waits = crate::support::waiters::waiting_acquire(&gateway, "a", 25_000);
     let waits = crate::support::waiters::start_waiting(&gateway, waits).await;
     waits.abort();
     freed(&gateway, "a", &lease).await;
@@ -626,7 +655,7 @@ async fn after_a_forced_release_a_repetition_waits_again() {
 async fn two_gateways_announce_one_grant_with_one_id() {
     let servers = masters(3);
     let (mut receiver, secret) = (Receiver::start().await, secret_file());
-    let launch = || with_callbacks(Launch::over(&servers), &secret, &[&receiver]);
+    let launch = || with_callbacks(over(&servers), &secret, &[&receiver]);
     let (one, other) = (launch().ready().await, launch().ready().await);
     let lease = one.acquire("a").await;
     let body = json!({ "callback_url": receiver.url() });
@@ -640,14 +669,21 @@ async fn two_gateways_announce_one_grant_with_one_id() {
 
 #[tokio::test]
 async fn a_drain_ends_deferred_requests() {
-    let mut gateway = Launch::embedded().flag("--drain-delay", "0s").start().await;
-    let _held = gateway.acquire("a").await;
+    drained_with_deferred_requests().await;
+}
+
+/// Ends a gateway with two deferred requests: one waits, and one is ready. Returns how long the end
+/// took. If the gateway waited for the first request, it would not end within an hour.
+async fn drained_with_deferred_requests() -> Duration {
+    let launch = patient(Launch::embedded()).flag("--drain-delay", "0s");
+    let mut gateway = launch.flag("--shutdown-grace", "1h").start().await;
+    let _held = gateway.acquire_for("a", HOUR_MS).await;
     path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await);
     path_of(&deferred(&gateway, "b", &key_of(2), json!({})).await);
     let began = Instant::now();
     gateway.signal(Signal::TERM);
     assert_eq!(gateway.ended().await, Some(0));
-    assert!(began.elapsed() < WINDOW / 2, "neither a waiter nor a window delays the end");
+    began.elapsed()
 }
 
 #[tokio::test]
@@ -655,7 +691,8 @@ async fn callbacks_use_no_proxy_and_follow_no_redirect() {
     let (mut receiver, secret) = (Receiver::start().await, secret_file());
     let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", proxy.local_addr().unwrap());
-    let launch = short().env("HTTP_PROXY", &url).env("http_proxy", &url).env("ALL_PROXY", &url);
+    let launch = with_window(RINGING_WINDOW);
+    let launch = launch.env("HTTP_PROXY", &url).env("http_proxy", &url).env("ALL_PROXY", &url);
     let gateway = with_callbacks(launch, &secret, &[&receiver]).start().await;
     receiver.answer(307);
     let body = json!({ "callback_url": receiver.url() });
@@ -696,39 +733,109 @@ async fn a_new_secret_signs_without_a_restart() {
     assert!(!gateway.stdout().contains("whsec_short"));
 }
 
-/// More requests than one client may have callbacks under way.
-const REQUESTS: usize = 500;
+/// If each request is served within this time, the machine is not busy.
+const QUICK: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn five_hundred_deferred_requests_are_served_in_order() {
+async fn deferred_requests_are_served_in_order() {
+    // More than the 16 callbacks that one client may have under way.
+    let requests = daily_or_long(100, 500);
     let (mut receiver, secret) = (Receiver::start().await, secret_file());
     let servers = masters(3);
-    let gateway = with_callbacks(Launch::over(&servers), &secret, &[&receiver]).ready().await;
-    let lease = gateway.acquire("a").await;
+    let gateway = with_callbacks(over(&servers), &secret, &[&receiver]).ready().await;
+    let lease = gateway.acquire_for("a", HOUR_MS).await;
     let mut ids = Vec::new();
-    for number in 0..REQUESTS {
+    for number in 0..requests {
         let body = json!({ "callback_url": receiver.url() });
         let accepted = deferred(&gateway, "a", &key_of(number), body).await;
         assert_eq!(accepted.json()["position"], number + 1, "{accepted:?}");
         ids.push(accepted.json()["id"].clone());
     }
+    let mut began = Instant::now();
+    let mut longest = Duration::ZERO;
     freed(&gateway, "a", &lease).await;
     let mut last = lease.fencing;
+    let mut rung = BTreeSet::new();
     for (number, id) in ids.iter().enumerate() {
-        let ready = receiver.next().await.verified();
+        // A callback is repeated if its answer came late.
+        let ready = loop {
+            let ring = receiver.next().await;
+            if rung.insert(ring.header("webhook-id").to_owned()) {
+                break ring.verified();
+            }
+        };
         assert_eq!(ready["data"]["id"], *id, "request {number} is next");
         let claim = post(&gateway, "a", &key_of(number), json!({ "ttl_ms": 60_000 })).send().await;
         let claimed = Lease::from(&claim);
         assert!(claimed.fencing > last, "fencing tokens increase");
         last = claimed.fencing;
         freed(&gateway, "a", &claimed).await;
+        longest = longest.max(began.elapsed());
+        began = Instant::now();
     }
-    assert!(receiver.arrived().is_none());
-    let samples = eventually("the gateway has read the receiver's answers", async || {
+    while let Some(ring) = receiver.arrived() {
+        assert!(!rung.insert(ring.header("webhook-id").to_owned()), "an unknown callback");
+    }
+    let failed = eventually("the gateway has read the receiver's answers", async || {
         let samples = Samples::of(&gateway).await;
-        let delivered = samples.get("redlock_callbacks_total", &[("outcome", "delivered")]);
-        (delivered == REQUESTS as f64).then_some(samples)
+        let ended = |outcome| samples.get("redlock_callbacks_total", &[("outcome", outcome)]);
+        let (delivered, failed) = (ended("delivered"), ended("failed"));
+        (delivered + failed >= requests as f64).then_some(failed)
     })
     .await;
-    assert_eq!(samples.get("redlock_callbacks_total", &[("outcome", "failed")]), 0.0);
+    assert!(failed == 0.0 || longest > QUICK, "{failed} failed, in at most {longest:?} each");
+}
+
+mod measured {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_unclaimed_grant_is_passed_on_soon_after_its_window() {
+        const WINDOW: Duration = Duration::from_secs(2);
+        let gateway = with_window(WINDOW).start().await;
+        let mut names = (0..).map(|number| format!("a{number}"));
+        measured("the next request is ready", async || {
+            let name = names.next().expect("there is always one more");
+            let first = deferred(&gateway, &name, &key_of(1), json!({})).await;
+            let began = Instant::now();
+            let next = deferred(&gateway, &name, &key_of(2), json!({})).await;
+            assert_eq!((first.status, next.status), (202, 202), "{first:?} {next:?}");
+            let status = eventually("the next request is granted", async || {
+                let status = state(&gateway, &path_of(&next)).await;
+                (status["state"] != "waiting").then_some(status)
+            })
+            .await;
+            let waited = began.elapsed();
+            let is_soon = waited < 3 * WINDOW && status["state"] == "ready";
+            if is_soon { Ok(()) } else { Err(format!("after {waited:?}: {status}")) }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_lock_that_is_given_up_is_released_not_left_to_its_end() {
+        let gateway = Launch::embedded().start().await;
+        let mut names = (0..).map(|number| format!("a{number}"));
+        measured("the next request is ready", async || {
+            let name = names.next().expect("there is always one more");
+            let ready = path_of(&deferred(&gateway, &name, &key_of(1), json!({})).await);
+            let next = path_of(&deferred(&gateway, &name, &key_of(2), json!({})).await);
+            is_state(&gateway, &ready, "ready").await;
+            let began = Instant::now();
+            assert_eq!(gateway.call(Method::DELETE, ready.as_str()).send().await.status, 204);
+            is_state(&gateway, &next, "ready").await;
+            let took = began.elapsed();
+            if took < WINDOW / 4 { Ok(()) } else { Err(format!("after {took:?}")) }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_window_does_not_delay_a_drain() {
+        measured("a drain", async || {
+            let took = drained_with_deferred_requests().await;
+            if took < WINDOW / 2 { Ok(()) } else { Err(format!("it took {took:?}")) }
+        })
+        .await;
+    }
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::http::keys::{file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::masters;
+use crate::support::harness::{eventually, masters};
 
 /// The values of an attribute in a page.
 fn values<'a>(page: &'a str, attribute: &str) -> BTreeSet<&'a str> {
@@ -95,7 +95,11 @@ async fn answers_link_to_the_runbook_by_url() {
         let gateway = launch.ready().await;
         servers.iter_mut().for_each(|server| server.kill());
         let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
-        let health = gateway.readyz().await.json();
+        let health = eventually("the gateway is not ready", async || {
+            let health = gateway.readyz().await;
+            (health.status == 503).then(|| health.json())
+        })
+        .await;
         for answer in [&problem, &health] {
             let link = format!("{prefix}/docs/operations#quorum-lost");
             assert_eq!(answer["runbook"], json!(link), "{answer}");

@@ -11,6 +11,7 @@ use crate::http::keys::{HOLDER, Key, file, key, with_keys};
 use crate::support::client::{Answer, Call, Lease};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
+use crate::support::measure::measured;
 use crate::support::waiters::median;
 
 fn extend_many(call: Call, leases: &[(&str, &str)], ttl_ms: u64) -> Call {
@@ -37,9 +38,13 @@ fn codes(answer: &Answer) -> Vec<String> {
 #[tokio::test]
 async fn each_lease_has_the_result_of_its_own_extension() {
     let servers = masters(5);
-    let gateway = Launch::over(&servers).flag("--max-hold", "1h").ready().await;
-    let held = gateway.acquire_for("a/held", 10_000).await;
-    let bob = json!({ "ttl_ms": 10_000, "owner": "bob" });
+    let launch = Launch::over(&servers)
+        .flag("--clock-skew", "10s")
+        .flag("--node-timeout", "10s")
+        .flag("--max-hold", "1h");
+    let gateway = launch.ready().await;
+    let held = gateway.acquire("a/held").await;
+    let bob = json!({ "ttl_ms": 60_000, "owner": "bob" });
     let other = Lease::from(&gateway.post("other", bob).await);
     let released = gateway.acquire("released").await;
     assert_eq!(gateway.delete("released", &released.token).await.status, 204);
@@ -52,8 +57,10 @@ async fn each_lease_has_the_result_of_its_own_extension() {
         (&held.token, &held.token),
         ("other", &format!("<{}>", other.token)),
     ];
-    let call = || gateway.call(Method::PATCH, "/locks");
-    let answer = extend_many(call(), &leases, 60_000).send().await;
+    let began = Instant::now();
+    let call = gateway.call(Method::PATCH, "/locks");
+    let answer = extend_many(call, &leases, 300_000).send().await;
+    let took = began.elapsed().as_millis() as u64;
     assert_eq!(
         codes(&answer),
         [
@@ -73,21 +80,27 @@ async fn each_lease_has_the_result_of_its_own_extension() {
         assert_eq!(result["name"], if is_secret { "" } else { name }, "{result}");
         assert_eq!(result.get("detail").is_some(), result["status"] != 200, "{result}");
         assert_eq!(result["holder"] == "bob", result["status"] == 409, "{result}");
-        let validity = result["validity_ms"].as_u64().unwrap_or_default();
-        assert_eq!((55_000..60_000).contains(&validity), result["status"] == 200, "{result}");
-        assert!(result["elapsed_ms"].as_u64().expect("a time") < 5_000, "{result}");
+        let elapsed = result["elapsed_ms"].as_u64().expect("a time");
+        assert!(elapsed <= took, "{result}: more than the {took} ms of the request");
+        // The TTL is 300,000 ms. Clocks may run at different rates, so 1 % and 2 ms are taken off:
+        // 296,998 ms. At most that is left. `elapsed_ms` counts from the start of the request, so the
+        // sum of both may be more. Each is rounded down.
+        let validity = result["validity_ms"].as_u64();
+        assert_eq!(validity.is_some(), result["status"] == 200, "{result}");
+        assert!(validity.is_none_or(|validity| validity <= 296_998), "{result}");
+        assert!(validity.is_none_or(|validity| validity + elapsed >= 296_996), "{result}");
     }
     assert!(!answer.text().contains(held.owner()), "the answer has a secret: {}", answer.text());
     for name in ["a/held", "other"] {
         let left = gateway.inspect(name).await["expires_in_ms"].as_u64().expect("a time");
-        assert!(left > 55_000, "{name}: {left}");
+        assert!(left > 60_000, "{name}: {left}");
     }
 }
 
 #[tokio::test]
 async fn a_bad_request_extends_nothing_and_says_what_is_allowed() {
     let gateway = Launch::embedded().start().await;
-    let held = gateway.acquire_for("held", 10_000).await;
+    let held = gateway.acquire("held").await;
     let call = |path: &str| gateway.call(Method::PATCH, path);
     let lease = ("held", held.token.as_str());
     let refused = async |call: Call, status, code: &str, words: &str| {
@@ -99,12 +112,12 @@ async fn a_bad_request_extends_nothing_and_says_what_is_allowed() {
     let one = |ttl_ms| extend_many(call("/locks"), &[lease], ttl_ms);
     refused(one(5), 400, "invalid_ttl", "allowed are whole milliseconds from 10 to 300000").await;
     refused(one(300_001), 400, "invalid_ttl", "raise the limit").await;
-    let none = extend_many(call("/locks"), &[], 60_000);
+    let none = extend_many(call("/locks"), &[], 120_000);
     refused(none, 400, "invalid_body", "leases has 0 entries; allowed are 1 to 1000").await;
-    let many = extend_many(call("/locks"), &[lease; 1001], 60_000);
+    let many = extend_many(call("/locks"), &[lease; 1001], 120_000);
     refused(many, 400, "invalid_body", "leases has 1001 entries; allowed are 1 to 1000").await;
     refused(call("/locks"), 400, "invalid_body", "leases has 0 entries").await;
-    let query = extend_many(call("/locks?ttl_ms=60000"), &[lease], 60_000);
+    let query = extend_many(call("/locks?ttl_ms=120000"), &[lease], 120_000);
     refused(query, 400, "invalid_parameter", "JSON body").await;
     let unknown = call("/locks").json(&json!({ "leases": [], "ttl": 5 }));
     refused(unknown, 400, "invalid_body", "unknown field `ttl`").await;
@@ -126,34 +139,39 @@ async fn a_bad_request_extends_nothing_and_says_what_is_allowed() {
     let misplaced = call("/locks").json(&json!({ token: 1 }));
     refused(misplaced, 400, "invalid_body", "in the wrong place of the body").await;
     let long = "n".repeat(600_000);
-    let large = extend_many(call("/locks"), &[(&long, &held.token)], 60_000);
+    let large = extend_many(call("/locks"), &[(&long, &held.token)], 120_000);
     refused(large, 413, "body_too_large", "larger than 512000 bytes").await;
     let left = gateway.inspect("held").await["expires_in_ms"].as_u64().expect("a time");
-    assert!(left <= 10_000, "{left}");
+    assert!(left <= 60_000, "{left}");
 }
 
 #[tokio::test]
 async fn a_thousand_leases_of_the_longest_names_fit_into_one_request() {
     let servers = masters(3);
-    let gateway = Launch::over(&servers).ready().await;
+    let launch = Launch::over(&servers)
+        .flag("--clock-skew", "10s")
+        .flag("--node-timeout", "10s")
+        .flag("--max-ttl", "2h");
+    let gateway = launch.ready().await;
     let names: Vec<_> = (0..1_000).map(|n| format!("{n:x>255}")).collect();
     let mut leases = Vec::new();
     for name in &names {
-        leases.push(gateway.acquire_for(name, 60_000).await);
+        leases.push(gateway.acquire_for(name, 3_600_000).await);
     }
     let asked: Vec<_> = names
         .iter()
         .zip(&leases)
         .map(|(name, lease)| (name.as_str(), lease.token.as_str()))
         .collect();
-    let answer = extend_many(gateway.call(Method::PATCH, "/locks"), &asked, 120_000).send().await;
+    let call = gateway.call(Method::PATCH, "/locks");
+    let answer = extend_many(call, &asked, 7_200_000).send().await;
     assert_eq!(results(&answer), vec![(200, String::new()); 1_000]);
     let body = answer.json();
     let order = body["results"].as_array().expect("results").iter().map(|result| &result["name"]);
     assert!(order.eq(names.iter()), "the results are in another order");
     for name in [&names[0], &names[999]] {
         let left = gateway.inspect(name).await["expires_in_ms"].as_u64().expect("a time");
-        assert!(left > 100_000, "{left}");
+        assert!(left > 3_600_000, "{left}");
     }
 }
 
@@ -201,6 +219,7 @@ async fn each_lease_needs_the_permission_and_is_recorded() {
     );
 
     // One line stands for all denied leases of a request, and after ten such lines a summary does.
+    let began = Instant::now();
     for _ in 0..30 {
         let answer =
             extended(&gateway, &of_a, &[("b", &outside.token), ("c", &outside.token)]).await;
@@ -208,8 +227,9 @@ async fn each_lease_needs_the_permission_and_is_recorded() {
     }
     let denied = || audit_lines(&log).iter().filter(|line| line["refused"] == 2).count();
     eventually("denied leases are recorded", async || (denied() > 0).then_some(())).await;
-    // The requests may have come in two windows of the summary.
-    assert!(denied() <= 20, "{:#?}", audit_lines(&log));
+    // A window of the summary lasts 10 s. The requests may have begun in the middle of one.
+    let windows = began.elapsed().as_secs() as usize / 10 + 2;
+    assert!(denied() <= 10 * windows, "{windows}: {:#?}", audit_lines(&log));
 }
 
 #[tokio::test]
@@ -222,11 +242,13 @@ async fn each_lease_counts_for_the_rate_of_the_key() {
     let free = holder.acquire(&gateway, "free").await;
     assert_eq!(holder.delete(&gateway, "free", &free.token).await.status, 204);
     let asked = [("free", free.token.as_str()); 20];
+    let began = Instant::now();
     let answer = extended(&gateway, &slow, &asked).await;
     let got = results(&answer);
-    let limited = got.iter().filter(|(status, _)| *status == 429).count();
-    // If the request takes a second or two, the key gets one or two more requests.
-    assert!((13..=15).contains(&limited), "{limited} of {got:?}");
+    let served = got.iter().filter(|(status, _)| *status != 429).count();
+    // The key gets one more request for each second that the request takes.
+    let most = 5 + began.elapsed().as_secs() as usize + 1;
+    assert!(served >= 5 && served <= most, "{served} of at most {most}: {got:?}");
     let body = answer.json();
     for result in body["results"].as_array().expect("results") {
         let is_limited = result["code"] == "rate_limited";
@@ -236,56 +258,62 @@ async fn each_lease_counts_for_the_rate_of_the_key() {
     assert_eq!(results(&unlimited), vec![(404, "lock_not_found".to_owned()); 20]);
 }
 
-/// One client has eight connections and extends 1000 locks with each request. Another client
-/// extends its own lock meanwhile, and does not wait for those requests.
-#[tokio::test]
-async fn large_requests_do_not_delay_the_extensions_of_others() {
-    let greedy = key("greedy", HOLDER, "*").await;
-    let modest = key("modest", HOLDER, "*").await;
-    let keys = file(&[&greedy, &modest]);
-    let servers = masters(3);
-    let launch = Launch::over(&servers).flag("--auth-keys", keys.path());
-    let gateway = launch.start().await;
-    crate::http::auth::is_ready(&gateway).await;
-    let own = modest.acquire(&gateway, "own").await;
-    let names: Vec<_> = (0..1_000).map(|n| format!("many/{n}")).collect();
-    let mut tokens = Vec::new();
-    for name in &names {
-        tokens.push(greedy.acquire(&gateway, name).await.token);
-    }
-    let asked: Vec<_> =
-        names.iter().zip(&tokens).map(|(name, token)| (name.as_str(), token.as_str())).collect();
-    let large = extend_many(greedy.call(&gateway, Method::PATCH, "/locks"), &asked, 60_000);
-    let ends = Instant::now() + Duration::from_secs(4);
-    let floods: Vec<_> = (0..8)
-        .map(|_| {
-            let large = large.clone();
-            tokio::spawn(async move {
-                let mut took = Vec::new();
-                while Instant::now() < ends {
-                    let since = Instant::now();
-                    let answer = large.clone().send().await;
-                    assert!(
-                        results(&answer).iter().all(|(status, _)| *status == 200),
-                        "{answer:?}"
-                    );
-                    took.push(since.elapsed());
-                }
-                took
-            })
+mod measured {
+    use super::*;
+
+    /// One client has eight connections and extends 1000 locks with each request. Another client
+    /// extends its own lock meanwhile, and does not wait for those requests.
+    #[tokio::test]
+    async fn large_requests_do_not_delay_the_extensions_of_others() {
+        let greedy = key("greedy", HOLDER, "*").await;
+        let modest = key("modest", HOLDER, "*").await;
+        let keys = file(&[&greedy, &modest]);
+        let servers = masters(3);
+        let launch = Launch::over(&servers).flag("--auth-keys", keys.path());
+        let gateway = launch.start().await;
+        crate::http::auth::is_ready(&gateway).await;
+        let own = modest.acquire(&gateway, "own").await;
+        let names: Vec<_> = (0..1_000).map(|n| format!("many/{n}")).collect();
+        let mut tokens = Vec::new();
+        for name in &names {
+            tokens.push(greedy.acquire(&gateway, name).await.token);
+        }
+        let asked: Vec<_> = names
+            .iter()
+            .zip(&tokens)
+            .map(|(name, token)| (name.as_str(), token.as_str()))
+            .collect();
+        let large = extend_many(greedy.call(&gateway, Method::PATCH, "/locks"), &asked, 60_000);
+        measured("an extension beside large requests", async || {
+            let ends = Instant::now() + Duration::from_secs(4);
+            let floods: Vec<_> = (0..8).map(|_| tokio::spawn(flood(large.clone(), ends))).collect();
+            let mut single = Vec::new();
+            while Instant::now() < ends {
+                let since = Instant::now();
+                assert_eq!(modest.patch(&gateway, "own", &own.token).await.status, 200);
+                single.push(since.elapsed());
+            }
+            let mut large = Vec::new();
+            for flood in floods {
+                large.extend(flood.await.expect("a flood"));
+            }
+            let (requests, single, large) = (large.len(), median(single), median(large));
+            let times = format!("single: {single:?}, of 1000: {large:?}, {requests} times");
+            println!("{times}");
+            if single * 4 < large { Ok(()) } else { Err(times) }
         })
-        .collect();
-    let mut single = Vec::new();
-    while Instant::now() < ends {
-        let since = Instant::now();
-        assert_eq!(modest.patch(&gateway, "own", &own.token).await.status, 200);
-        single.push(since.elapsed());
+        .await;
     }
-    let mut large = Vec::new();
-    for flood in floods {
-        large.extend(flood.await.expect("a flood"));
+
+    /// Repeats a request until this moment. Returns how long each one took.
+    async fn flood(large: Call, ends: Instant) -> Vec<Duration> {
+        let mut took = Vec::new();
+        while Instant::now() < ends {
+            let since = Instant::now();
+            let answer = large.clone().send().await;
+            assert!(results(&answer).iter().all(|(status, _)| *status == 200), "{answer:?}");
+            took.push(since.elapsed());
+        }
+        took
     }
-    let (requests, single, large) = (large.len(), median(single), median(large));
-    println!("single: {single:?}, of 1000: {large:?}, {requests} times");
-    assert!(single * 4 < large, "single: {single:?}, of 1000: {large:?}, {requests} times");
 }

@@ -1,4 +1,4 @@
-//! Ten thousand hostile requests arrive on several connections at once, at a gateway over real
+//! Thousands of hostile requests arrive on several connections at once, at a gateway over real
 //! masters. The gateway refuses each request, or does what it says. No answer breaks the API's
 //! contract. The masters store only keys of locks that requests have named, and receive only the
 //! gateway's commands. Clients that hold locks keep them.
@@ -32,11 +32,12 @@ use crate::support::certificates::Client;
 use crate::support::chance::{Chance, seed};
 use crate::support::client::{Answer, Lease, Raw, lock_path};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{RedisServer, masters};
+use crate::support::harness::{RedisServer, daily_or_long, masters};
 use crate::support::http2::Http2;
 use crate::support::openapi::hold_against_document;
 use crate::support::resp::Resp;
 
+/// How many requests the test sends in its long form. The daily tests send the first quarter of them.
 const REQUESTS: usize = 10_000;
 /// How many of the requests are drawn for HTTP/2 too. Some are skipped.
 const HTTP2_REQUESTS: usize = 5_000;
@@ -81,6 +82,16 @@ const COMMANDS: [&str; 25] = [
     "unsubscribe",
 ];
 
+/// A gateway over these masters, which may be late on a busy machine. Rounds get at most a tenth of
+/// their TTL, so each TTL in a request is a minute at least.
+fn launch(servers: &[RedisServer]) -> Launch {
+    let launch = Launch::over(servers)
+        .flag("--clock-skew", "10s")
+        .flag("--node-timeout", "10s")
+        .flag("--max-wait", "50ms");
+    launch.flag("--max-ttl", "1h").flag("--default-ttl", "5m")
+}
+
 /// The answers to the requests.
 #[derive(Default)]
 struct Seen {
@@ -122,6 +133,11 @@ impl Seen {
     }
 }
 
+/// How many shares the requests have. The test sends the first share.
+fn shares() -> usize {
+    daily_or_long(4, 1)
+}
+
 /// The beginning of a request.
 fn shown(request: &HostileRequest) -> String {
     let bytes = &request.bytes[..request.bytes.len().min(2_000)];
@@ -129,11 +145,10 @@ fn shown(request: &HostileRequest) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_hostile_requests_get_valid_answers() {
+async fn hostile_requests_get_valid_answers() {
     let seed = seed("REDLOCK_FUZZ_SEED");
     let servers = masters(3);
-    let launch = Launch::over(&servers).flag("--max-ttl", "1h").flag("--max-wait", "50ms");
-    let gateway = Arc::new(launch.ready().await);
+    let gateway = Arc::new(launch(&servers).ready().await);
     let mut held: Vec<(&str, Lease)> = Vec::new();
     for name in HELD.into_iter().chain(ELSEWHERE) {
         let answer = gateway.post(name, json!({ "ttl_ms": HOUR_MS, "owner": "the holder" })).await;
@@ -190,8 +205,7 @@ fn assert_no_errors_in_log(gateway: &Gateway) {
 async fn hostile_requests_over_http2_get_valid_answers() {
     let seed = seed("REDLOCK_FUZZ_SEED");
     let servers = masters(3);
-    let launch = Launch::over(&servers).flag("--max-ttl", "1h").flag("--max-wait", "50ms");
-    let stage = Stage::with(|_| launch).await;
+    let stage = Stage::with(|_| launch(&servers)).await;
     let holder = stage.open().await;
     holder.all_nodes_admitted().await;
     let mut held: Vec<(&str, Lease)> = Vec::new();
@@ -284,7 +298,7 @@ async fn send_share_over_http2(
     let shared = Http2::open(&client, address).await;
     let mut expendable = Http2::open(&client, address).await;
     let mut batch = Vec::new();
-    for number in (first..HTTP2_REQUESTS).step_by(CONNECTIONS) {
+    for number in (first..HTTP2_REQUESTS / shares()).step_by(CONNECTIONS) {
         let request = hostile_request(&mut Chance::of(seed, number), &targets);
         let Some(parts) = over_http2(&request) else { continue };
         seen.names.extend(request.name());
@@ -374,7 +388,7 @@ fn over_http2(request: &HostileRequest) -> Option<Parts> {
 async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, first: usize) -> Seen {
     let mut seen = Seen::default();
     let mut kept: Option<Raw> = None;
-    for number in (first..REQUESTS).step_by(CONNECTIONS) {
+    for number in (first..REQUESTS / shares()).step_by(CONNECTIONS) {
         let request = hostile_request(&mut Chance::of(seed, number), &targets);
         seen.names.extend(request.name());
         let answers = match request.ending {
@@ -540,7 +554,7 @@ fn assert_everything_was_met(seen: &Seen) {
         ],
     );
     let answered: usize = seen.answers.values().sum();
-    assert!(answered > REQUESTS * 8 / 10, "only {answered} were answered");
+    assert!(answered > REQUESTS / shares() * 8 / 10, "only {answered} were answered");
 }
 
 /// Like [`assert_everything_was_met`]. The library answers no request over HTTP/2 with 400.
@@ -568,14 +582,19 @@ fn assert_everything_was_met_over_http2(seen: &Seen) {
     );
     assert!(seen.unanswered > 0, "every request was answered: none broke its framing");
     let answered: usize = seen.answers.values().sum();
-    assert!(answered > HTTP2_REQUESTS * 4 / 10, "only {answered} were answered");
+    assert!(answered > HTTP2_REQUESTS / shares() * 4 / 10, "only {answered} were answered");
 }
 
-/// Checks that each kind of answer has occurred at least that often.
+/// Checks that each kind of answer has occurred at least that often in the long form. In the daily
+/// form a rare kind may be missing by chance, so a twentieth is enough.
 fn assert_met(seen: &Seen, kinds: &[(&str, usize)]) {
     for (what, least) in kinds {
         let count = seen.answers.get(*what).copied().unwrap_or_default();
-        assert!(count >= *least, "only {count} of {what}: {:#?}", seen.answers);
+        assert!(
+            count >= *least / daily_or_long(20, 1),
+            "only {count} of {what}: {:#?}",
+            seen.answers
+        );
     }
 }
 
@@ -599,7 +618,7 @@ fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
             break;
         }
     }
-    assert!(keys > 100, "{server:?}: only {keys} keys");
+    assert!(keys > 100 / shares(), "{server:?}: only {keys} keys");
     let keyspace = server.cmd(&["INFO", "keyspace"]).text();
     assert_eq!(keyspace.matches("db").count(), 1, "another database is used: {keyspace}");
     let commands = server.cmd(&["INFO", "commandstats"]).text();
@@ -642,8 +661,12 @@ fn is_ours(server: &RedisServer, key: &[u8], names: &BTreeSet<String>) {
     let value = String::from_utf8(value).unwrap_or_else(|error| panic!("{text:?} holds {error}"));
     let digits = |text: &str| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_digit());
     if is_fence {
+        let is_watermark = |part: &str| match part.split_once('@') {
+            Some((t, end)) => digits(t) && end.parse::<u64>().is_ok(),
+            None => digits(part),
+        };
         assert!(
-            value.split(['!', '+']).filter(|part| !part.is_empty()).all(digits),
+            value.replace('+', "").split('!').filter(|part| !part.is_empty()).all(is_watermark),
             "{text:?} holds {value:?}"
         );
         return;

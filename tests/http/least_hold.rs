@@ -8,11 +8,14 @@ use serde_json::json;
 
 use crate::support::client::{Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{eventually, masters};
+use crate::support::harness::{daily_or_long, eventually, masters};
 
 async fn held_for(gateway: &Gateway, name: &str, hold_ms: u64) -> Lease {
     Lease::from(&gateway.post(name, json!({ "ttl_ms": 60_000, "hold_at_least_ms": hold_ms })).await)
 }
+
+/// The time that the lock of [`lifecycle`] is kept, less 20 ms for different clocks.
+const KEPT: Duration = Duration::from_millis(1_480);
 
 /// A release before the time is over ends the rights of the holder, and frees nothing.
 async fn lifecycle(gateway: &Gateway) {
@@ -23,7 +26,10 @@ async fn lifecycle(gateway: &Gateway) {
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
 
     let refused = gateway.post("job", json!({})).await;
-    if begun.elapsed() < Duration::from_millis(1_400) {
+    if refused.status == 201 {
+        assert!(begun.elapsed() >= KEPT, "{:?}", begun.elapsed());
+        assert_eq!(gateway.delete("job", &Lease::from(&refused).token).await.status, 204);
+    } else {
         let problem = refused.problem(409, "lock_held");
         let left = problem["retry_after_ms"].as_u64().expect("a time");
         assert!((1..=1_500).contains(&left) && left == problem["expires_in_ms"], "{problem:#}");
@@ -37,7 +43,7 @@ async fn lifecycle(gateway: &Gateway) {
     // A waiter gets the lock as soon as the time is over.
     let waited = gateway.post("job", json!({ "wait_ms": 20_000 })).await;
     let next = Lease::from(&waited);
-    assert!(begun.elapsed() >= Duration::from_millis(1_480), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() >= KEPT, "{:?}", begun.elapsed());
     assert!(next.fencing > lease.fencing);
     assert_eq!(gateway.delete("job", &next.token).await.status, 204);
 
@@ -60,7 +66,8 @@ async fn a_lock_is_kept_for_its_least_time_on_embedded_nodes() {
 #[tokio::test]
 async fn a_lock_is_kept_for_its_least_time_on_masters() {
     let servers = masters(3);
-    lifecycle(&Launch::over(&servers).ready().await).await;
+    let launch = Launch::over(&servers).flag("--clock-skew", "10s").flag("--node-timeout", "10s");
+    lifecycle(&launch.ready().await).await;
 }
 
 #[tokio::test]
@@ -107,14 +114,14 @@ async fn a_bad_least_time_is_refused() {
 #[tokio::test]
 async fn a_changed_time_in_the_token_is_bounded() {
     let gateway =
-        Launch::embedded().flag("--max-ttl", "2s").flag("--default-ttl", "2s").start().await;
+        Launch::embedded().flag("--max-ttl", "1m").flag("--default-ttl", "1m").start().await;
     let lease = Lease::from(&gateway.post("job", json!({})).await);
     let longer = lease.token.replacen("1.", "2-86400000.", 1);
     assert_eq!(gateway.delete("job", &longer).await.status, 204);
     let refused = gateway.post("job", json!({})).await;
     if refused.status != 201 {
         let left = refused.problem(409, "lock_held")["expires_in_ms"].as_u64().expect("a time");
-        assert!(left <= 2_000, "{left}");
+        assert!(left <= 60_000, "{left}");
     }
 }
 
@@ -122,10 +129,12 @@ async fn a_changed_time_in_the_token_is_bounded() {
 /// once, and still only one of them runs in each period.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_jobs_that_fire_one_runs_in_each_period() {
-    let is_long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
-    let (periods, hosts, spread_ms) = if is_long { (100, 50, 2_000) } else { (4, 20, 400) };
+    let (periods, hosts, spread_ms) = daily_or_long((4, 20, 400), (100, 50, 2_000));
     let servers = masters(3);
-    let launch = || Launch::over(&servers).flag("--cluster", "cron");
+    let launch = || {
+        let launch = Launch::over(&servers).flag("--cluster", "cron");
+        launch.flag("--clock-skew", "10s").flag("--node-timeout", "10s").flag("--default-ttl", "5m")
+    };
     let gateways =
         Arc::new([launch().ready().await, launch().ready().await, launch().ready().await]);
     for period in 0..periods {

@@ -8,21 +8,20 @@ use super::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::Call;
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::eventually;
-use crate::support::waiters::{LONG_MS, start_waiting, waiting_acquire};
+use crate::support::waiters::{HOUR_MS, long_waiting_acquire, patient, start_waiting};
 
 const ONE: &str = "203.0.113.1";
 const OTHER: &str = "203.0.113.2";
 
 async fn with_one_waiter_per_client(trusted: &str) -> Gateway {
-    let launch =
-        Launch::embedded().flag("--trusted-proxy", trusted).flag("--max-waiters-per-client", "1");
-    let gateway = launch.start().await;
-    gateway.acquire("job").await;
+    let launch = patient(Launch::embedded()).flag("--trusted-proxy", trusted);
+    let gateway = launch.flag("--max-waiters-per-client", "1").start().await;
+    gateway.acquire_for("job", HOUR_MS).await;
     gateway
 }
 
 fn waits_for(gateway: &Gateway, header: &str, value: &str) -> Call {
-    waiting_acquire(gateway, "job", LONG_MS).header(header, value)
+    long_waiting_acquire(gateway, "job").header(header, value)
 }
 
 #[tokio::test]
@@ -40,7 +39,7 @@ async fn clients_behind_a_trusted_proxy_have_separate_limits() {
     waits_for(&gateway, "x-forwarded-for", OTHER).send().await.problem(429, "too_many_waiters");
     // If the header has no usable address, the proxy itself counts as the client.
     let _proxy = start_waiting(&gateway, waits_for(&gateway, "x-forwarded-for", "unknown")).await;
-    waiting_acquire(&gateway, "job", LONG_MS).send().await.problem(429, "too_many_waiters");
+    long_waiting_acquire(&gateway, "job").send().await.problem(429, "too_many_waiters");
 }
 
 #[tokio::test]

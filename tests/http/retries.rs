@@ -1,20 +1,23 @@
 //! Repeated requests, and clients that leave. If an answer is lost, the client needs only a
 //! repetition. If a waiting client leaves, no lock stays behind for it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::Method;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::support::client::{Answer, Lease, lock_path};
+use crate::support::client::{Answer, Lease, assert_left, lock_path};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::{clean_for_good, stored_on};
+use crate::support::waiters::{HOUR_MS, patient, patient_over};
 
 const KEY: &str = "order-4711/attempt";
+/// Repetitions of a test that explores moments.
+const MOMENTS: u64 = 200;
 
 async fn keyed(gateway: &Gateway, name: &str, key: &str, ttl_ms: u64) -> Answer {
     let call = gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key);
@@ -29,17 +32,16 @@ fn left(status: &Value) -> u64 {
 async fn repeated(gateways: &[&Gateway]) {
     let mut leases: Vec<Lease> = Vec::new();
     for (n, gateway) in gateways.iter().enumerate() {
-        let ttl_ms = 60_000 * (n as u64 + 1);
+        let ttl_ms = 600_000 * (n as u64 + 1);
+        let sent = Instant::now();
         let answer = keyed(gateway, "job", KEY, ttl_ms).await;
         let lease = Lease::from(&answer);
         if let Some(before) = leases.last() {
             assert_eq!((&lease.token, lease.fencing), (&before.token, before.fencing));
         }
         assert_eq!(answer.headers.contains_key("idempotency-replayed"), n > 0);
-        assert!(
-            left(&gateway.inspect("job").await) > ttl_ms - 5_000,
-            "the repetition gets its full TTL"
-        );
+        // The repetition gets its full TTL.
+        assert_left(left(&gateway.inspect("job").await), ttl_ms, sent);
         leases.push(lease);
     }
     let first = &leases[0];
@@ -69,15 +71,15 @@ async fn repeated(gateways: &[&Gateway]) {
 
 #[tokio::test]
 async fn a_repeated_request_gets_its_lock_again_on_embedded_nodes() {
-    let gateway = Launch::embedded().start().await;
+    let gateway = patient(Launch::embedded()).start().await;
     repeated(&[&gateway, &gateway, &gateway]).await;
 }
 
 #[tokio::test]
 async fn a_repeated_request_gets_its_lock_again_from_any_gateway() {
     let servers = masters(5);
-    let one = Launch::over(&servers).ready().await;
-    let two = Launch::over(&servers).ready().await;
+    let one = patient_over(&servers).ready().await;
+    let two = patient_over(&servers).ready().await;
     repeated(&[&one, &two, &one]).await;
 }
 
@@ -94,11 +96,11 @@ async fn clusters_derive_different_secrets_from_one_key() {
 #[tokio::test]
 async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     let servers = masters(5);
-    let gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
+    let gateway = patient_over(&servers).ready().await;
     let before = gateway.used_before("job").await;
     servers[2..].iter().for_each(RedisServer::stop);
     let mut client = gateway.raw().await;
-    let body = r#"{"ttl_ms":300000}"#;
+    let body = json!({ "ttl_ms": HOUR_MS }).to_string();
     client.announce("POST", "job", "", body.len()).await;
     client.write(body).await;
     let reachable = |at| at < 2;
@@ -131,7 +133,21 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
 async fn clients_leaving_at_any_moment_hold_nothing_beyond_the_ttl() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
-    for n in 0..200_u64 {
+    let acquires = async || -> f64 {
+        let samples = Samples::of(&gateway).await;
+        let of = |outcome| {
+            samples
+                .get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)])
+        };
+        ["granted", "cancelled"].map(of).into_iter().sum()
+    };
+    // On a busy machine, most clients may have left before the gateway reads their requests. Then
+    // others follow, which leave later.
+    for n in 0.. {
+        if n >= MOMENTS && acquires().await > 100.0 {
+            break;
+        }
+        assert!(n < 4 * MOMENTS, "only {} requests reached an attempt", acquires().await);
         let mut client = TcpStream::connect(gateway.address()).await.unwrap();
         let head = format!(
             "POST /locks/gone-{n} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -143,20 +159,11 @@ async fn clients_leaving_at_any_moment_hold_nothing_beyond_the_ttl() {
             .unwrap();
         // At the end of the delay the gateway may be anywhere between reading the request and
         // writing the answer.
-        tokio::time::sleep(Duration::from_micros(n * 20)).await;
+        tokio::time::sleep(Duration::from_micros(n * 20 * (n / MOMENTS * 10).max(1))).await;
     }
     eventually("no lock is held", async || {
         let page = gateway.get("/locks?prefix=gone-&limit=1000").await.json();
-        page["locks"].as_array().unwrap().is_empty().then_some(())
+        page["locks"].as_array()?.is_empty().then_some(())
     })
     .await;
-    let samples = Samples::of(&gateway).await;
-    let acquires: f64 = ["granted", "cancelled"]
-        .iter()
-        .map(|outcome| {
-            samples
-                .get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)])
-        })
-        .sum();
-    assert!(acquires > 100.0, "only {acquires} requests reached an attempt");
 }

@@ -1,14 +1,16 @@
 //! What a client may read depends on its permissions: the list of nodes, locks of others. Secrets
 //! that a client put into the wrong place are not shown or logged.
 
+use futures_util::future::join_all;
 use http::Method;
 use serde_json::{Value, json};
 
 use crate::http::auth::is_ready;
 use crate::http::keys::{HOLDER, Key, file, key, with_keys};
 use crate::support::client::{Answer, Lease, lock_path};
-use crate::support::gateway::{Launch, Scratch};
+use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::waiters::HOUR_MS;
 
 #[tokio::test]
 async fn without_the_metrics_permission_node_addresses_are_hidden() {
@@ -17,7 +19,7 @@ async fn without_the_metrics_permission_node_addresses_are_hidden() {
     let watcher = key("watcher", &format!("{HOLDER},metrics"), "*").await;
     let file = file(&[&plain, &watcher]);
     let launch =
-        Launch::over(&servers).flag("--node-timeout", "100ms").flag("--auth-keys", file.path());
+        Launch::over(&servers).flag("--node-timeout", "6s").flag("--auth-keys", file.path());
     let gateway = launch.start().await;
     is_ready(&gateway).await;
     let addresses: Vec<_> =
@@ -75,8 +77,10 @@ async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
     let worker = key("worker", "acquire,extend,release", "*").await;
     let reader = key("reader", HOLDER, "*").await;
     let file = file(&[&holder, &cleaner, &extender, &worker, &reader]);
-    let gateway = with_keys(&file).start().await;
-    let lease = holder.acquire(&gateway, "held").await;
+    let gateway = with_keys(&file).flag("--max-ttl", "1h").start().await;
+    let held = holder.call(&gateway, Method::POST, "/locks/held");
+    let held = held.json(&json!({ "ttl_ms": HOUR_MS, "owner": "somebody" })).send().await;
+    let lease = Lease::from(&held);
 
     // A token that nobody was granted.
     let made_up = format!("1.{}.{}", lease.fencing, "a".repeat(40));
@@ -197,9 +201,10 @@ async fn a_key_beyond_its_rate_sees_only_the_public_readyz() {
     let gateway = with_keys(&file).start().await;
     let ready = async |key: &Key| key.get(&gateway, "/readyz").await;
     assert!(ready(&watcher).await.json()["nodes"].is_array());
+    // The key may send one request a second. On a busy machine, only several at a time are more.
     let bare = eventually("the rate is used up", async || {
-        let answer = ready(&watcher).await;
-        answer.json().get("nodes").is_none().then_some(answer)
+        let answers = join_all((0..8).map(|_| ready(&watcher))).await;
+        answers.into_iter().find(|answer| answer.json().get("nodes").is_none())
     })
     .await;
     assert_eq!(
@@ -209,33 +214,65 @@ async fn a_key_beyond_its_rate_sees_only_the_public_readyz() {
     );
 }
 
-#[tokio::test]
-async fn a_key_revoked_during_its_request_body_does_nothing() {
-    let stays = key("stays", HOLDER, "*").await;
-    let revoked = key("revoked", HOLDER, "*").await;
-    let file = file(&[&stays, &revoked]);
-    let gateway = with_keys(&file).flag("--max-ttl", "1h").start().await;
-    let lease = Lease::from(&revoked.call(&gateway, Method::POST, "/locks/job").send().await);
-    let body = json!({ "ttl_ms": 3_600_000 }).to_string();
+/// Revokes a key after the heads of two requests, and then sends their bodies. Returns whether both
+/// came in time. Panics if one of the requests did anything.
+async fn refuses_revoked(
+    gateway: &Gateway,
+    key: &Key,
+    lease: &Lease,
+    revoke: impl FnOnce(),
+) -> bool {
+    let body = json!({ "ttl_ms": HOUR_MS }).to_string();
     let mut on_their_way = Vec::new();
     for (method, name) in [("PATCH", "job"), ("POST", "other")] {
-        let headers =
-            format!("authorization: {}\r\nlock-token: {}\r\n", revoked.bearer(), lease.token);
+        let headers = format!("authorization: {}\r\nlock-token: {}\r\n", key.bearer(), lease.token);
         let mut raw = gateway.raw().await;
         raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
         raw.wait_for_continue().await;
         on_their_way.push(raw);
     }
-    std::fs::write(file.path(), &stays.entry).unwrap();
+    revoke();
     eventually("the key is gone", async || {
-        (revoked.get(&gateway, "/locks/job").await.status == 401).then_some(())
+        (key.get(gateway, "/locks/job").await.status == 401).then_some(())
     })
     .await;
+    let mut in_time = true;
     for mut raw in on_their_way {
-        raw.write(&body).await;
-        raw.answer().await.problem(401, "unauthenticated");
+        let _ = raw.try_write(&body).await;
+        let answer = raw.answer().await;
+        if answer.status == 408 {
+            in_time = false;
+        } else {
+            answer.problem(401, "unauthenticated");
+        }
+    }
+    in_time
+}
+
+#[tokio::test]
+async fn a_key_revoked_during_its_request_body_does_nothing() {
+    let stays = key("stays", HOLDER, "*").await;
+    let revoked = key("revoked", HOLDER, "*").await;
+    let file = file(&[&stays, &revoked]);
+    let launch = with_keys(&file).flag("--max-ttl", "1h").flag("--default-ttl", "30m");
+    let gateway = launch.start().await;
+    let lease = Lease::from(&revoked.call(&gateway, Method::POST, "/locks/job").send().await);
+    // A busy gateway may need longer to read its keys again than a body may take. Then the test
+    // lets the key in again.
+    for tries in 1.. {
+        let revoke = || std::fs::write(file.path(), &stays.entry).unwrap();
+        if refuses_revoked(&gateway, &revoked, &lease, revoke).await {
+            break;
+        }
+        assert!(tries < 10, "the bodies are always late");
+        std::fs::write(file.path(), [&*stays.entry, &revoked.entry].join("\n")).unwrap();
+        eventually("the key is back", async || {
+            (revoked.get(&gateway, "/locks/job").await.status == 200).then_some(())
+        })
+        .await;
     }
     let look = stays.get(&gateway, "/locks/job").await.json();
-    assert!(look["expires_in_ms"].as_u64().unwrap() <= 30_000, "the lock was not extended: {look}");
+    let left = look["expires_in_ms"].as_u64().unwrap();
+    assert!(left <= HOUR_MS / 2, "the lock was not extended: {look}");
     assert_eq!(stays.get(&gateway, "/locks/other").await.json()["state"], "free");
 }

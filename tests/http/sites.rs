@@ -10,6 +10,7 @@ use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::certificates::{Authority, Client};
 use crate::support::client::{Answer, Lease};
 use crate::support::gateway::{Gateway, Launch, Scratch};
+use crate::support::waiters::{HOUR_MS, patient};
 
 const EVIL: &str = "https://evil.example";
 const OPS: &str = "https://ops.example.com";
@@ -37,8 +38,8 @@ const FOREIGN: [Headers<'_>; 8] = [
 
 #[tokio::test]
 async fn without_keys_a_page_of_another_site_changes_no_lock() {
-    let gateway = Launch::embedded().start().await;
-    let lease = gateway.acquire("held").await;
+    let gateway = patient(Launch::embedded()).start().await;
+    let lease = gateway.acquire_for("held", HOUR_MS).await;
     for headers in FOREIGN {
         let token = [headers, &[("lock-token", lease.token.as_str())]].concat();
         for (method, path) in [

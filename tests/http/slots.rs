@@ -1,6 +1,6 @@
 //! A lock with several slots (`slots` and `take` of `POST /locks/{name}`).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::Method;
 use serde_json::{Value, json};
@@ -8,16 +8,21 @@ use serde_json::{Value, json};
 use crate::http::audit::audit_lines;
 use crate::http::auth::is_ready;
 use crate::http::keys::{HOLDER, file, key, with_keys};
-use crate::support::client::{Answer, Call, Lease};
+use crate::support::client::{Answer, Call, Lease, assert_left};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::resp::Resp;
-use crate::support::waiters::waiting_is;
+use crate::support::waiters::{HOUR_MS, patient, patient_over, waiting_is};
 
 const KEY: &str = "a-key-of-the-pool-1";
 
+async fn embedded() -> Gateway {
+    patient(Launch::embedded()).start().await
+}
+
+/// A request for slots for [`HOUR_MS`]. So if a slot becomes free, it was released.
 fn asking(gateway: &Gateway, slots: u32, take: u32, more: Value) -> Call {
-    let mut body = json!({ "slots": slots, "take": take, "ttl_ms": 60_000 });
+    let mut body = json!({ "slots": slots, "take": take, "ttl_ms": HOUR_MS });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     gateway.call(Method::POST, "/locks/pool").json(&body)
 }
@@ -98,18 +103,18 @@ async fn lifecycle(gateway: &Gateway) {
 
 #[tokio::test]
 async fn slots_are_granted_and_released_on_embedded_nodes() {
-    lifecycle(&Launch::embedded().start().await).await;
+    lifecycle(&embedded().await).await;
 }
 
 #[tokio::test]
 async fn slots_are_granted_and_released_on_masters() {
     let servers = masters(3);
-    lifecycle(&Launch::over(&servers).ready().await).await;
+    lifecycle(&patient_over(&servers).ready().await).await;
 }
 
 #[tokio::test]
 async fn a_key_gets_its_slots_again_and_releases_them() {
-    let gateway = Launch::embedded().start().await;
+    let gateway = embedded().await;
     let ask = || asking(&gateway, 4, 2, json!({})).header("idempotency-key", KEY).send();
     let first = Lease::from(&ask().await);
     let again = ask().await;
@@ -134,11 +139,11 @@ async fn a_key_gets_its_slots_again_and_releases_them() {
 
 #[tokio::test]
 async fn slots_pass_to_waiters_in_their_order() {
-    let gateway = Launch::embedded().start().await;
+    let gateway = embedded().await;
     let held = [slots_of(&gateway, 2, 1).await, slots_of(&gateway, 2, 1).await];
     let mut waiters = Vec::new();
     for (place, take) in [(1, 2), (2, 1)] {
-        let call = asking(&gateway, 2, take, json!({ "wait_ms": 20_000 }));
+        let call = asking(&gateway, 2, take, json!({ "wait_ms": HOUR_MS }));
         waiters.push(tokio::spawn(call.send()));
         eventually("one more waits", async || {
             (gateway.inspect("pool").await["waiters_total"] == place).then_some(())
@@ -165,20 +170,28 @@ async fn slots_pass_to_waiters_in_their_order() {
 
 #[tokio::test]
 async fn a_slot_with_a_least_time_stays_closed_after_its_release() {
-    let gateway = Launch::embedded().start().await;
-    let least = json!({ "hold_at_least_ms": 4_000 });
+    let gateway = embedded().await;
+    let least = json!({ "hold_at_least_ms": 3_000 });
+    // The least time, less 20 ms for different clocks.
+    let kept = Duration::from_millis(2_980);
+    let begun = Instant::now();
     let held = Lease::from(&asking(&gateway, 2, 2, least).send().await);
     assert_eq!(gateway.delete("pool", &held.token).await.status, 204);
-    let refused = asking(&gateway, 2, 1, json!({})).send().await.problem(409, "lock_held");
-    assert_eq!(numbers(&refused["holders"]), [1, 2]);
-    let next = asking(&gateway, 2, 2, json!({ "wait_ms": 10_000 })).send().await;
-    let next = Lease::from(&next);
-    assert_eq!(gateway.delete("pool", &next.token).await.status, 204);
+    let answer = asking(&gateway, 2, 1, json!({})).send().await;
+    if answer.status == 201 {
+        assert!(begun.elapsed() >= kept, "{:?}", begun.elapsed());
+        assert_eq!(gateway.delete("pool", &Lease::from(&answer).token).await.status, 204);
+    } else {
+        assert_eq!(numbers(&answer.problem(409, "lock_held")["holders"]), [1, 2]);
+    }
+    let next = asking(&gateway, 2, 2, json!({ "wait_ms": HOUR_MS })).send().await;
+    assert!(begun.elapsed() >= kept, "{:?}", begun.elapsed());
+    assert_eq!(gateway.delete("pool", &Lease::from(&next).token).await.status, 204);
 }
 
 #[tokio::test]
 async fn impossible_numbers_are_refused_with_what_is_allowed() {
-    let gateway = Launch::embedded().start().await;
+    let gateway = embedded().await;
     for (body, detail) in [
         (json!({ "slots": 0 }), "slots is 0; allowed are 1 to 256"),
         (json!({ "slots": 257 }), "slots is 257; allowed are 1 to 256"),
@@ -224,16 +237,20 @@ async fn impossible_numbers_are_refused_with_what_is_allowed() {
 #[tokio::test]
 async fn a_request_counts_once_for_each_slot_in_the_rate() {
     let mut slow = key("slow", HOLDER, "*").await;
-    slow.entry.push_str("rate = 1\nburst = 12\n");
-    let file = file(&[&slow]);
+    // On a busy machine, some requests come back between two requests, but not as many as are
+    // missing.
+    slow.entry.push_str("rate = 1\nburst = 200\n");
+    let mut small = key("small", HOLDER, "*").await;
+    small.entry.push_str("rate = 1\nburst = 12\n");
+    let file = file(&[&slow, &small]);
     let gateway = with_keys(&file).start().await;
-    let ask = |take: u32| {
-        let body = json!({ "slots": 64, "take": take });
-        slow.call(&gateway, Method::POST, "/locks/pool").json(&body).send()
+    let ask = |who: &crate::http::keys::Key, take: u32| {
+        let body = json!({ "slots": 256, "take": take });
+        who.call(&gateway, Method::POST, "/locks/pool").json(&body).send()
     };
-    Lease::from(&ask(8).await);
-    ask(8).await.problem(429, "rate_limited");
-    let problem = ask(20).await.problem(429, "rate_limited");
+    Lease::from(&ask(&slow, 128).await);
+    ask(&slow, 128).await.problem(429, "rate_limited");
+    let problem = ask(&small, 20).await.problem(429, "rate_limited");
     let detail = problem["detail"].as_str().unwrap();
     assert!(detail.contains("counts as 20 requests"), "{detail}");
 }
@@ -260,9 +277,9 @@ async fn a_key_with_a_small_burst_keeps_and_releases_its_slots() {
 /// A slot was taken by force. The holder's next extension is refused and frees its other slots.
 #[tokio::test]
 async fn a_holder_that_lost_one_slot_keeps_none() {
-    let gateway = Launch::embedded().start().await;
+    let gateway = embedded().await;
     let held = slots_of(&gateway, 4, 3).await;
-    let waits = tokio::spawn(asking(&gateway, 4, 4, json!({ "wait_ms": 20_000 })).send());
+    let waits = tokio::spawn(asking(&gateway, 4, 4, json!({ "wait_ms": HOUR_MS })).send());
     eventually("it waits", async || {
         (gateway.inspect("pool").await["waiters_total"] == 1).then_some(())
     })
@@ -276,23 +293,22 @@ async fn a_holder_that_lost_one_slot_keeps_none() {
     assert_eq!(gateway.delete("pool", &all.token).await.status, 204);
 }
 
-/// Somebody released one of three slots by force. A repetition of the request is refused at once, and
-/// the key releases the other slots.
+/// Somebody released one of three slots by force. A repetition of the request is refused at once,
+/// and the key releases the other slots.
 #[tokio::test]
 async fn repetition_with_part_of_its_slots_is_refused() {
-    let gateway = Launch::embedded().start().await;
+    let gateway = embedded().await;
     let ask = |more| asking(&gateway, 4, 3, more).header("idempotency-key", KEY).send();
+    let began = Instant::now();
     let first = Lease::from(&ask(json!({})).await);
     let slot = numbers(&gateway.inspect("pool").await["holders"])[1];
     let forced = format!("/locks/pool?force=true&slot={slot}");
     assert_eq!(gateway.call(Method::DELETE, forced).send().await.status, 204);
-    for more in [json!({}), json!({ "wait_ms": 20_000 })] {
-        let began = std::time::Instant::now();
+    for more in [json!({}), json!({ "wait_ms": HOUR_MS })] {
         let refused = ask(more).await.problem(409, "lock_held");
         let detail = refused["detail"].as_str().unwrap();
         assert!(detail.contains("still holds a part of what it was granted"), "{detail}");
-        assert!(refused["expires_in_ms"].as_u64().unwrap() > 30_000, "{refused}");
-        assert!(began.elapsed() < Duration::from_secs(10), "it waited for its own slots");
+        assert_left(refused["expires_in_ms"].as_u64().unwrap(), HOUR_MS, began);
     }
     // Another request of the lock is told about holders, not about a key that it does not have.
     let other = asking(&gateway, 4, 3, json!({ "wait_ms": 50 })).send().await;
@@ -313,7 +329,7 @@ async fn rights_are_about_the_lock_and_force_is_about_a_slot() {
     let file = file(&[&builds, &other, &chief]);
     let gateway = with_keys(&file).flag("--audit-log", log.path()).start().await;
     let ask = |who: &crate::http::keys::Key| {
-        let body = json!({ "slots": 4, "take": 2, "owner": "me" });
+        let body = json!({ "slots": 4, "take": 2, "owner": "me", "ttl_ms": 300_000 });
         who.call(&gateway, Method::POST, "/locks/pool").json(&body).send()
     };
     ask(&other).await.problem(403, "forbidden");
@@ -359,11 +375,11 @@ async fn a_token_with_slots_of_others_is_refused_whole() {
     let servers = masters(3);
     let [alice, bob] = [key("alice", HOLDER, "*").await, key("bob", HOLDER, "*").await];
     let file = file(&[&alice, &bob]);
-    let gateway = Launch::over(&servers).flag("--auth-keys", file.path()).start().await;
+    let gateway = patient_over(&servers).flag("--auth-keys", file.path()).start().await;
     is_ready(&gateway).await;
     let path = "/locks/pool";
     let ask = |who: &crate::http::keys::Key, take: u32| {
-        let body = json!({ "slots": 4, "take": take });
+        let body = json!({ "slots": 4, "take": take, "ttl_ms": HOUR_MS });
         who.call(&gateway, Method::POST, path).json(&body).send()
     };
     let theirs = ask(&bob, 3).await;
@@ -400,10 +416,10 @@ async fn a_token_with_slots_of_others_is_refused_whole() {
 /// A newer request supersedes an older one also while it waits for slots.
 #[tokio::test]
 async fn a_superseded_request_for_slots_stays_superseded() {
-    let gateway = Launch::embedded().start().await;
+    let gateway = embedded().await;
     let held = slots_of(&gateway, 2, 2).await;
     let newest = |key: &str| {
-        let body = json!({ "queue": "newest", "wait_ms": 20_000 });
+        let body = json!({ "queue": "newest", "wait_ms": HOUR_MS });
         tokio::spawn(asking(&gateway, 2, 1, body).header("idempotency-key", key).send())
     };
     let keys = ["the-key-of-build-1", "the-key-of-build-2"];
@@ -423,9 +439,9 @@ async fn a_superseded_request_for_slots_stays_superseded() {
 /// A client that disconnects leaves no slot behind.
 #[tokio::test]
 async fn a_disconnected_waiter_leaves_no_slot() {
-    let gateway = Launch::embedded().start().await;
+    let gateway = embedded().await;
     let all = slots_of(&gateway, 8, 8).await;
-    let waits = asking(&gateway, 8, 8, json!({ "wait_ms": 20_000 }));
+    let waits = asking(&gateway, 8, 8, json!({ "wait_ms": HOUR_MS }));
     let waiting = tokio::spawn(waits.send());
     eventually("it waits", async || {
         (gateway.inspect("pool").await["waiters_total"] == 1).then_some(())
@@ -439,5 +455,63 @@ async fn a_disconnected_waiter_leaves_no_slot() {
         is_free(&gateway.inspect("pool").await).then_some(())
     })
     .await;
-    tokio::time::timeout(Duration::from_secs(20), slots_of(&gateway, 8, 8)).await.unwrap();
+    slots_of(&gateway, 8, 8).await;
+}
+
+mod measured {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::http::keys::Key;
+    use crate::support::measure::measured;
+
+    /// Releases 256 slots with invented tokens, again and again until this moment.
+    async fn flood(greedy: &Key, gateway: &Gateway, number: u32, ends: Instant) {
+        let micros = SystemTime::UNIX_EPOCH.elapsed().expect("a clock after 1970").as_micros();
+        for round in 0.. {
+            if Instant::now() >= ends {
+                return;
+            }
+            let lock = format!("/locks/e/{number}-{round}");
+            let owner_and_nonce = format!("{number:020x}{round:020x}");
+            let token = format!("2-0-{}.{micros}.{owner_and_nonce}", "f".repeat(64));
+            let release = greedy.call(gateway, Method::DELETE, &lock).header("lock-token", &token);
+            let answer = release.send().await;
+            assert!([404, 503].contains(&answer.status), "{answer:?}");
+        }
+    }
+
+    /// One client has 48 connections. Another client acquires and releases a lock meanwhile.
+    #[tokio::test]
+    async fn releases_of_many_slots_keep_nobody_out() {
+        let greedy = key("greedy", "release", "e/*").await;
+        let modest = key("modest", HOLDER, "own").await;
+        let keys = file(&[&greedy, &modest]);
+        let servers = masters(3);
+        let gateway = Launch::over(&servers).flag("--auth-keys", keys.path()).start().await;
+        is_ready(&gateway).await;
+        let acquires = async |ends: Instant| {
+            let mut done = 0;
+            while Instant::now() < ends {
+                let call = modest.call(&gateway, Method::POST, "/locks/own").json(&json!({}));
+                let answer = call.send().await;
+                if answer.status == 201 {
+                    let token = Lease::from(&answer).token;
+                    done += usize::from(modest.delete(&gateway, "own", &token).await.status == 204);
+                }
+            }
+            done
+        };
+        measured("acquires beside releases of 256 slots", async || {
+            let ends = || Instant::now() + Duration::from_secs(5);
+            let alone = acquires(ends()).await;
+            let ends = ends();
+            let floods = (0..48).map(|number| flood(&greedy, &gateway, number, ends));
+            let (beside, _) = tokio::join!(acquires(ends), futures_util::future::join_all(floods));
+            let seen = format!("{beside} acquires, {alone} without the releases");
+            println!("{seen}");
+            if beside * 5 > alone { Ok(()) } else { Err(seen) }
+        })
+        .await;
+    }
 }

@@ -2,8 +2,7 @@
 //! first in the queue, and not earlier. If it gets no lock, it leaves nothing behind.
 //!
 //! A request waits once the gateway counts it among the waiters. All times are measured by the
-//! clients. The limit for a single time allows for a busy machine. Medians are compared with the
-//! usual times.
+//! clients.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,20 +12,30 @@ use rustix::process::Signal;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
-use crate::support::client::{Lease, Raw};
-use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
+use crate::support::client::{Lease, Raw, assert_left};
+use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
+use crate::support::measure::measured;
 use crate::support::metrics::Samples;
 use crate::support::nodes::no_master_stores;
 use crate::support::waiters::{
-    LONG_MS, answer, median, nothing_is_left, released, start_waiting, waiting, waiting_acquire,
-    waiting_is,
+    HOUR_MS, answer, long_waiting_acquire, median, nothing_is_left, patient, patient_over,
+    released, start_waiting, waiting, waiting_acquire, waiting_is,
 };
+
+async fn embedded() -> Gateway {
+    patient(Launch::embedded()).start().await
+}
+
+/// Acquires a lock for so long that it must be released.
+async fn acquired(gateway: &Gateway, name: &str) -> Lease {
+    gateway.acquire_for(name, HOUR_MS).await
+}
 
 /// Sends a waiting request on a connection that the test can break.
 async fn start_waiting_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
     let (before, _) = waiting(gateway).await;
-    let body = json!({ "ttl_ms": ttl_ms, "wait_ms": LONG_MS }).to_string();
+    let body = json!({ "ttl_ms": ttl_ms, "wait_ms": HOUR_MS }).to_string();
     let mut raw = gateway.raw().await;
     raw.announce("POST", name, "", body.len()).await;
     raw.write(body).await;
@@ -38,9 +47,9 @@ async fn start_waiting_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
 #[tokio::test]
 async fn a_waiter_gets_a_released_lock_with_a_larger_token() {
     let servers = masters(5);
-    let gateway = Launch::over(&servers).ready().await;
-    let held = gateway.acquire("job").await;
-    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let gateway = patient_over(&servers).ready().await;
+    let held = acquired(&gateway, "job").await;
+    let waiter = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
     released(&gateway, "job", &held).await;
     let granted = answer(waiter).await;
     let lease = Lease::from(&granted);
@@ -51,15 +60,15 @@ async fn a_waiter_gets_a_released_lock_with_a_larger_token() {
     gateway.delete("job", &held.token).await.problem(409, "not_holder");
 
     let prefers = |wait: &str| gateway.call(Method::POST, "/locks/job").header("prefer", wait);
-    let waiter = start_waiting(&gateway, prefers("respond-async, wait=14")).await;
+    let waiter = start_waiting(&gateway, prefers("respond-async, wait=3600")).await;
     released(&gateway, "job", &lease).await;
     let granted = answer(waiter).await;
     let lease = Lease::from(&granted);
-    assert_eq!(granted.header("preference-applied"), "wait=14");
+    assert_eq!(granted.header("preference-applied"), "wait=3600");
     released(&gateway, "job", &lease).await;
 
     let both =
-        |wait_ms: u64| prefers("wait=14").json(&json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }));
+        |wait_ms: u64| prefers("wait=3600").json(&json!({ "ttl_ms": HOUR_MS, "wait_ms": wait_ms }));
     let granted = both(1_000).send().await;
     assert_eq!(
         (granted.status, granted.header("preference-applied")),
@@ -69,11 +78,7 @@ async fn a_waiter_gets_a_released_lock_with_a_larger_token() {
     for wait_ms in [0, 100] {
         let since = Instant::now();
         both(wait_ms).send().await.problem(409, "lock_held");
-        let took = since.elapsed();
-        assert!(
-            took >= Duration::from_millis(wait_ms) && took < Duration::from_secs(7),
-            "{wait_ms}: {took:?}"
-        );
+        assert!(since.elapsed() >= Duration::from_millis(wait_ms), "{wait_ms}");
     }
 }
 
@@ -81,12 +86,12 @@ async fn a_waiter_gets_a_released_lock_with_a_larger_token() {
 async fn waiters_at_one_gateway_get_the_lock_in_order_of_arrival() {
     const WAITERS: usize = 20;
     let servers = masters(5);
-    let gateway = Launch::over(&servers).ready().await;
-    let held = gateway.acquire("job").await;
+    let gateway = patient_over(&servers).ready().await;
+    let held = acquired(&gateway, "job").await;
     let grants = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = Vec::new();
     for place in 0..WAITERS {
-        let asked = waiting_acquire(&gateway, "job", LONG_MS);
+        let asked = long_waiting_acquire(&gateway, "job");
         let release = gateway.call(Method::DELETE, "/locks/job");
         let grants = grants.clone();
         waiters.push(tokio::spawn(async move {
@@ -106,53 +111,73 @@ async fn waiters_at_one_gateway_get_the_lock_in_order_of_arrival() {
     nothing_is_left(&gateway).await;
 }
 
-#[tokio::test]
-async fn an_unsuccessful_wait_ends_on_time_and_names_the_holder() {
-    let servers = masters(5);
-    let gateway = Launch::over(&servers).ready().await;
-    let held = gateway.post("job", json!({ "ttl_ms": 60_000, "owner": "alice" })).await;
-    assert_eq!(held.status, 201);
+/// Waits that ended without a grant.
+struct InVain {
+    /// How many answers do not name the holder. On a busy machine, a wait may end before the gateway
+    /// knows the holder.
+    unnamed: usize,
+    /// By how much the answers were late.
+    late: Vec<Duration>,
+    /// The usual time of a request that does not wait.
+    plain: Duration,
+}
+
+/// Waits `rounds` times in vain.
+async fn in_vain(gateway: &Gateway, rounds: u64) -> InVain {
+    let before = Instant::now();
+    let body = json!({ "ttl_ms": HOUR_MS, "owner": "alice" });
+    let held = Lease::from(&gateway.post("job", body).await);
+    let mut unnamed = 0;
     let mut late = Vec::new();
     let mut plain = Vec::new();
-    for round in 0..10 {
+    for round in 0..rounds {
         let sent = Instant::now();
         plain.push(gateway.post("job", json!({ "ttl_ms": 60_000 })).await.at - sent);
         // One waiter is the first of the queue. The other one never becomes first.
         let waits = [100 + round, 130 + round];
         let asked = waits.map(|wait_ms| {
-            let call = waiting_acquire(&gateway, "job", wait_ms);
+            let call = waiting_acquire(gateway, "job", wait_ms);
             tokio::spawn(async move { (Instant::now(), call.send().await) })
         });
         for (wait_ms, asked) in waits.into_iter().zip(asked) {
             let (sent, refused) = asked.await.expect("no panic");
             let problem = refused.problem(409, "lock_held");
-            assert_eq!((&problem["holder"], refused.header("retry-after")), (&json!("alice"), "5"));
-            let left = problem["expires_in_ms"].as_u64().expect("a number");
-            assert!((30_000..60_000).contains(&left), "{left}");
+            if problem.get("holder").is_some() {
+                assert_eq!(problem["holder"], "alice");
+                assert_eq!(refused.header("retry-after"), "5");
+                assert_left(problem["expires_in_ms"].as_u64().expect("a number"), HOUR_MS, before);
+            } else {
+                unnamed += 1;
+            }
             let took = refused.at - sent;
             let wait = Duration::from_millis(wait_ms);
             assert!(took >= wait, "answered after {took:?} instead of {wait:?}");
             late.push(took - wait);
         }
     }
-    println!("late by {late:?}");
-    // A wait ends with one last attempt. On a busy machine that attempt takes longer, as a plain
-    // attempt does.
-    let plain = median(plain);
-    assert!(
-        late.iter().all(|late| *late <= Duration::from_secs(1) + 4 * plain),
-        "{late:?}, plain {plain:?}"
-    );
-    assert!(median(late.clone()) <= Duration::from_millis(20) + plain, "{late:?}, plain {plain:?}");
-    waiting_is(&gateway, 0, 0).await;
+    waiting_is(gateway, 0, 0).await;
+    released(gateway, "job", &held).await;
+    println!("late by {late:?}, {unnamed} do not name the holder");
+    InVain { unnamed, late, plain: median(plain) }
 }
 
 #[tokio::test]
-async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
+async fn an_unsuccessful_wait_names_the_holder_and_is_not_cut_short() {
     let servers = masters(5);
-    let gateway = Launch::over(&servers).ready().await;
+    let gateway = patient_over(&servers).ready().await;
+    let mut tries = 0..50;
+    eventually("all waiters learn who holds the lock", async || {
+        tries.next().expect("no waiter learns who holds the lock");
+        (in_vain(&gateway, 1).await.unnamed == 0).then_some(())
+    })
+    .await;
+}
+
+/// Lets the leases of holders end, one after the other, while a waiter waits for each lock. Returns
+/// by how much the next grants were late, and the usual time of a request that does not wait.
+async fn dead_holders(gateway: &Gateway, ttls_ms: &[u64]) -> (Vec<Duration>, Duration) {
     let (mut plain, mut late) = (Vec::new(), Vec::new());
-    for ttl_ms in [300, 350, 400, 450, 500, 320, 380, 420, 480] {
+    for ttl_ms in ttls_ms {
         let name = format!("job-{ttl_ms}");
         // Such a short TTL leaves a round only 30 ms. A busy machine may need more.
         let (sent, held) = eventually("the lock is granted", async || {
@@ -166,7 +191,7 @@ async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
         let millis = |field: &str| Duration::from_millis(body[field].as_u64().expect("a number"));
         // The deadline by which the first holder must stop, as it counts it.
         let deadline = sent + millis("elapsed_ms") + millis("validity_ms");
-        let next = waiting_acquire(&gateway, &name, LONG_MS).send().await;
+        let next = long_waiting_acquire(gateway, &name).send().await;
         let lease = Lease::from(&next);
         assert!(
             next.at >= deadline,
@@ -174,26 +199,29 @@ async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
             deadline - next.at
         );
         // The masters count the TTL from the arrival of the request, which is before its answer.
-        late.push(next.at.saturating_duration_since(held.at + Duration::from_millis(ttl_ms)));
-        released(&gateway, &name, &lease).await;
+        late.push(next.at.saturating_duration_since(held.at + Duration::from_millis(*ttl_ms)));
+        released(gateway, &name, &lease).await;
     }
+    nothing_is_left(gateway).await;
     println!("late by {late:?}");
-    let allowed = Duration::from_millis(50) + 4 * median(plain);
-    assert!(median(late.clone()) <= allowed, "{late:?}, allowed {allowed:?}");
-    nothing_is_left(&gateway).await;
+    (late, median(plain))
+}
+
+#[tokio::test]
+async fn a_dead_holders_lock_goes_to_the_next_after_its_deadline() {
+    let servers = masters(5);
+    dead_holders(&patient_over(&servers).ready().await, &[300, 450, 600]).await;
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_frees_its_place_at_once() {
     let servers = masters(5);
-    let gateway = Launch::over(&servers).ready().await;
-    let held = gateway.acquire("job").await;
-    let gone = start_waiting_raw(&gateway, "job", 60_000).await;
-    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
-    let since = Instant::now();
+    let gateway = patient_over(&servers).ready().await;
+    let held = acquired(&gateway, "job").await;
+    let gone = start_waiting_raw(&gateway, "job", HOUR_MS).await;
+    let waiter = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
     drop(gone);
     waiting_is(&gateway, 1, 1).await;
-    assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT, "{:?}", since.elapsed());
     released(&gateway, "job", &held).await;
     let lease = Lease::from(&answer(waiter).await);
     released(&gateway, "job", &lease).await;
@@ -204,17 +232,17 @@ async fn a_client_that_leaves_frees_its_place_at_once() {
 async fn when_half_of_the_waiters_leave_the_others_are_served() {
     const EACH: u64 = 20;
     let servers = masters(5);
-    let gateway = Launch::over(&servers).ready().await;
+    let gateway = patient_over(&servers).ready().await;
     // In the first pass all clients leave before any release. In the second pass they leave while
     // the lock goes from one waiter to the next. If the lock is granted to a client that has just
     // left, the grant may stay until its TTL ends.
-    for (goes, ttl_ms) in [("waiting", 60_000), ("served", 300)] {
-        let held = gateway.acquire("job").await;
+    for (goes, ttl_ms) in [("waiting", HOUR_MS), ("served", 300)] {
+        let held = acquired(&gateway, "job").await;
         let mut stay = Vec::new();
         let mut go = Vec::new();
         for _ in 0..EACH {
             go.push(start_waiting_raw(&gateway, "job", ttl_ms).await);
-            let asked = waiting_acquire(&gateway, "job", LONG_MS);
+            let asked = long_waiting_acquire(&gateway, "job");
             let release = gateway.call(Method::DELETE, "/locks/job");
             stay.push(tokio::spawn(async move {
                 let lease = Lease::from(&asked.send().await);
@@ -240,19 +268,19 @@ async fn when_half_of_the_waiters_leave_the_others_are_served() {
 
 #[tokio::test]
 async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
-    let gateway = Launch::embedded()
+    let gateway = patient(Launch::embedded())
         .flag("--max-waiters", "3")
         .flag("--max-waiters-per-lock", "2")
         .flag("--max-waiters-per-client", "3")
         .flag("--max-in-flight", "2")
         .start()
         .await;
-    let held_a = gateway.acquire("a").await;
-    let held_b = gateway.acquire("b").await;
-    let first = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
-    let second = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
+    let held_a = acquired(&gateway, "a").await;
+    let held_b = acquired(&gateway, "b").await;
+    let first = start_waiting(&gateway, long_waiting_acquire(&gateway, "a")).await;
+    let second = start_waiting(&gateway, long_waiting_acquire(&gateway, "a")).await;
     let refused = |name: &'static str, word: &'static str| {
-        let asked = waiting_acquire(&gateway, name, LONG_MS);
+        let asked = long_waiting_acquire(&gateway, name);
         async move {
             let refused = asked.send().await;
             let problem = refused.problem(429, "too_many_waiters");
@@ -261,19 +289,19 @@ async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
         }
     };
     refused("a", "2 requests are waiting for this lock").await;
-    let third = start_waiting(&gateway, waiting_acquire(&gateway, "b", LONG_MS)).await;
+    let third = start_waiting(&gateway, long_waiting_acquire(&gateway, "b")).await;
     for name in ["a", "b"] {
         refused(name, "3 requests are waiting for locks").await;
     }
     // More requests wait than may be in flight at a time. Requests that do not wait are served all
     // the same.
     gateway.post("a", json!({})).await.problem(409, "lock_held");
-    released(&gateway, "c", &gateway.acquire("c").await).await;
+    released(&gateway, "c", &acquired(&gateway, "c").await).await;
 
     released(&gateway, "a", &held_a).await;
     let lease = Lease::from(&answer(first).await);
     waiting_is(&gateway, 2, 2).await;
-    let fourth = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
+    let fourth = start_waiting(&gateway, long_waiting_acquire(&gateway, "a")).await;
     released(&gateway, "a", &lease).await;
     released(&gateway, "b", &held_b).await;
     let lease = Lease::from(&answer(second).await);
@@ -287,27 +315,20 @@ async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
 #[tokio::test]
 async fn sigterm_sends_waiters_away_and_leaves_no_lock() {
     let servers = masters(5);
-    let mut gateway = Launch::over(&servers).ready().await;
-    let held = gateway.acquire("job").await;
+    // If the gateway waited for this grace or for the waiters, the test would time out.
+    let mut gateway = patient_over(&servers).flag("--shutdown-grace", "1h").ready().await;
+    let held = acquired(&gateway, "job").await;
     let mut waiters = Vec::new();
     for _ in 0..8 {
-        waiters.push(start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await);
+        waiters.push(start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await);
     }
-    let since = Instant::now();
     gateway.signal(Signal::TERM);
     for waiter in waiters {
-        let sent_away = answer(waiter).await;
-        sent_away.problem(503, "draining");
-        assert!(sent_away.at - since < WELL_BELOW_A_TIMEOUT, "after {:?}", sent_away.at - since);
+        answer(waiter).await.problem(503, "draining");
     }
     assert_eq!(gateway.ended().await, Some(0));
-    assert!(
-        since.elapsed() < Duration::from_secs(5),
-        "the shutdown waited for the grace of 20 s: {:?}",
-        since.elapsed()
-    );
 
-    let next = Launch::over(&servers).ready().await;
+    let next = patient_over(&servers).ready().await;
     assert_eq!(
         next.inspect("job").await["fencing_token"],
         held.fencing,
@@ -320,11 +341,11 @@ async fn sigterm_sends_waiters_away_and_leaves_no_lock() {
 
 #[tokio::test]
 async fn a_wait_longer_than_the_idle_timeout_is_not_cut_short() {
-    let gateway = Launch::embedded().flag("--idle-timeout", "1s").start().await;
-    let held = gateway.acquire("job").await;
-    let in_vain = start_waiting(&gateway, waiting_acquire(&gateway, "job", 2_500)).await;
-    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
-    answer(in_vain).await.problem(409, "lock_held");
+    let gateway = patient(Launch::embedded()).flag("--idle-timeout", "1s").start().await;
+    let held = acquired(&gateway, "job").await;
+    let waiter = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
+    let in_vain = waiting_acquire(&gateway, "job", 2_500).send().await;
+    in_vain.problem(409, "lock_held");
     released(&gateway, "job", &held).await;
     Lease::from(&answer(waiter).await);
 }
@@ -332,15 +353,13 @@ async fn a_wait_longer_than_the_idle_timeout_is_not_cut_short() {
 #[tokio::test]
 async fn a_holder_that_repeats_its_request_skips_the_queue() {
     let servers = masters(5);
-    let gateway = Launch::over(&servers).ready().await;
-    let keyed =
-        |key: &str| waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", key);
+    let gateway = patient_over(&servers).ready().await;
+    let keyed = |key: &str| long_waiting_acquire(&gateway, "job").header("idempotency-key", key);
     let held = Lease::from(&keyed("the-holder-of-the-lock").send().await);
-    let first = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
-    let second = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
-    let since = Instant::now();
+    let first = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
+    let second = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
+    // If the holder queued, it would wait for itself.
     let again = Lease::from(&keyed("the-holder-of-the-lock").send().await);
-    assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT, "{:?}", since.elapsed());
     assert_eq!(again.token, held.token);
     assert_eq!(waiting(&gateway).await, (2, 1), "nobody else was served");
     released(&gateway, "job", &again).await;
@@ -356,12 +375,14 @@ async fn a_holder_that_repeats_its_request_skips_the_queue() {
 #[tokio::test]
 async fn a_holder_without_a_quorum_is_not_refused_by_its_own_lock() {
     let servers = masters(3);
-    let gateway = Launch::over(&servers).flag("--node-timeout", "300ms").ready().await;
+    let gateway = patient_over(&servers).flag("--node-timeout", "300ms").ready().await;
     let keyed = |wait_ms| {
-        waiting_acquire(&gateway, "job", wait_ms).header("idempotency-key", "the-holder-of-it")
+        let body = json!({ "ttl_ms": HOUR_MS, "wait_ms": wait_ms });
+        let call = gateway.call(Method::POST, "/locks/job").json(&body);
+        call.header("idempotency-key", "the-holder-of-it")
     };
-    let held = Lease::from(&keyed(LONG_MS).send().await);
-    let first = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let held = Lease::from(&keyed(HOUR_MS).decided().await);
+    let first = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
     servers[..2].iter().for_each(RedisServer::stop);
     for wait_ms in [1, 50, 1_000] {
         let answer = keyed(wait_ms).send().await;
@@ -369,7 +390,7 @@ async fn a_holder_without_a_quorum_is_not_refused_by_its_own_lock() {
     }
     servers[..2].iter().for_each(RedisServer::cont);
     let again = eventually("the masters answer", async || {
-        Some(keyed(LONG_MS).send().await).filter(|answer| answer.status == 201)
+        Some(keyed(HOUR_MS).send().await).filter(|answer| answer.status == 201)
     })
     .await;
     assert_eq!(Lease::from(&again).token, held.token);
@@ -381,13 +402,12 @@ async fn a_holder_without_a_quorum_is_not_refused_by_its_own_lock() {
 #[tokio::test]
 async fn two_waiters_with_one_key_get_the_same_lock() {
     let servers = masters(5);
-    let gateway = Launch::over(&servers).ready().await;
-    let keyed = || {
-        waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice")
-    };
-    let held = gateway.acquire("job").await;
+    let gateway = patient_over(&servers).ready().await;
+    let keyed =
+        || long_waiting_acquire(&gateway, "job").header("idempotency-key", "a-request-sent-twice");
+    let held = acquired(&gateway, "job").await;
     let first = start_waiting(&gateway, keyed()).await;
-    let between = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let between = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
     let second = start_waiting(&gateway, keyed()).await;
     released(&gateway, "job", &held).await;
     let leases = [Lease::from(&answer(first).await), Lease::from(&answer(second).await)];
@@ -403,11 +423,18 @@ async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
     // A master that loses nothing in a crash is admitted again at once after a restart.
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start_with(durable())).collect();
-    let gateway = Launch::over(&servers).ready().await;
-    let held = gateway.acquire("job").await;
+    let gateway = patient_over(&servers).ready().await;
+    let held = acquired(&gateway, "job").await;
+    let waiter = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
+    // The masters end within this wait, also on a busy machine.
+    let wait = Duration::from_secs(4);
     let since = Instant::now();
-    let in_vain = start_waiting(&gateway, waiting_acquire(&gateway, "job", 2_000)).await;
-    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let in_vain = waiting_acquire(&gateway, "job", wait.as_millis() as u64);
+    let in_vain = tokio::spawn(in_vain.send());
+    eventually("it waits, or has ended", async || {
+        (waiting(&gateway).await == (2, 1) || in_vain.is_finished()).then_some(())
+    })
+    .await;
     servers[..3].iter_mut().for_each(RedisServer::kill);
     let refused = answer(in_vain).await;
     let took = refused.at - since;
@@ -415,12 +442,13 @@ async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
         refused.problem(503, "quorum_unavailable")["nodes"].as_array().expect("a list").len(),
         5
     );
-    assert!(took >= Duration::from_millis(2_000) && took < Duration::from_secs(5), "{took:?}");
+    assert!(took >= wait, "{took:?}");
     let since = Instant::now();
-    let refused = waiting_acquire(&gateway, "free", 500).send().await;
+    let body = json!({ "ttl_ms": HOUR_MS, "wait_ms": 500 });
+    let refused = gateway.post("free", body).await;
     let took = refused.at - since;
     refused.problem(503, "quorum_unavailable");
-    assert!(took >= Duration::from_millis(500) && took < Duration::from_secs(3), "{took:?}");
+    assert!(took >= Duration::from_millis(500), "{took:?}");
 
     servers[..3].iter_mut().for_each(RedisServer::restart);
     gateway.all_nodes_admitted().await;
@@ -433,15 +461,15 @@ async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
 
 #[tokio::test]
 async fn waits_are_counted_by_result_and_handoffs_by_kind() {
-    let gateway = Launch::embedded().start().await;
-    let held = gateway.acquire("job").await;
+    let gateway = embedded().await;
+    let held = acquired(&gateway, "job").await;
     waiting_acquire(&gateway, "job", 50).send().await.problem(409, "lock_held");
-    drop(start_waiting_raw(&gateway, "job", 60_000).await);
+    drop(start_waiting_raw(&gateway, "job", HOUR_MS).await);
     waiting_is(&gateway, 0, 0).await;
-    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let waiter = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
     released(&gateway, "job", &held).await;
     Lease::from(&answer(waiter).await);
-    assert_eq!(waiting_acquire(&gateway, "free", LONG_MS).send().await.status, 201);
+    assert_eq!(long_waiting_acquire(&gateway, "free").send().await.status, 201);
 
     let samples = Samples::of(&gateway).await;
     let waits =
@@ -460,24 +488,32 @@ async fn waits_are_counted_by_result_and_handoffs_by_kind() {
 #[tokio::test]
 async fn validity_after_a_wait_covers_the_whole_new_lease() {
     let servers = masters(3);
-    let gateway = Launch::over(&servers).ready().await;
-    let held = gateway.post("job", json!({ "ttl_ms": 2_000 })).await;
-    assert_eq!(held.status, 201);
+    let gateway = patient_over(&servers).ready().await;
+    const TTL_MS: u64 = 60_000;
+    let held = acquired(&gateway, "job").await;
     let sent = Instant::now();
-    let granted = gateway.post("job", json!({ "ttl_ms": 400, "wait_ms": 10_000 })).await;
+    let body = json!({ "ttl_ms": TTL_MS, "wait_ms": HOUR_MS });
+    let waiter = gateway.call(Method::POST, "/locks/job").json(&body);
+    let waiter = start_waiting(&gateway, waiter).await;
+    let waits = Instant::now();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let ends = Instant::now();
+    released(&gateway, "job", &held).await;
+    let granted = answer(waiter).await;
     let body = granted.json();
     let millis = |field: &str| Duration::from_millis(body[field].as_u64().unwrap());
-    let round_trip = granted.at - sent;
     let elapsed = millis("elapsed_ms");
     assert!(
-        round_trip >= Duration::from_millis(400) && elapsed <= round_trip,
-        "{elapsed:?} of {round_trip:?}"
+        elapsed + Duration::from_millis(1) >= ends - waits && elapsed <= granted.at - sent,
+        "{elapsed:?} of {:?}, and at least {:?}",
+        granted.at - sent,
+        ends - waits
     );
-    let trusted = (millis("validity_ms") + elapsed).checked_sub(round_trip);
-    assert!(
-        trusted.is_some_and(|left| left > Duration::from_millis(100)),
-        "{trusted:?} is left: {body:#}"
-    );
+    // The new lease began after the end of the wait. Drift takes 1 % and 2 ms.
+    let drift_ms = TTL_MS / 100 + 2;
+    assert_left(body["validity_ms"].as_u64().unwrap() + drift_ms, TTL_MS, ends);
+    let trusted = (millis("validity_ms") + elapsed).checked_sub(granted.at - sent);
+    assert!(trusted.is_some_and(|left| !left.is_zero()), "{trusted:?} is left: {body:#}");
 }
 
 /// The gateway reads no more of a request than it can use. So while a request waits, the gateway
@@ -485,10 +521,10 @@ async fn validity_after_a_wait_covers_the_whole_new_lease() {
 #[tokio::test]
 async fn a_gone_waiter_is_noticed_after_a_stray_byte() {
     let servers = masters(3);
-    let gateway = Launch::over(&servers).ready().await;
+    let gateway = patient_over(&servers).ready().await;
     for stray in ["\n", "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
-        let held = gateway.acquire("job").await;
-        let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 }).to_string();
+        let held = acquired(&gateway, "job").await;
+        let body = json!({ "ttl_ms": HOUR_MS, "wait_ms": HOUR_MS }).to_string();
         let length = body.len();
         let head = "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
         let mut socket = tokio::net::TcpStream::connect(gateway.address()).await.unwrap();
@@ -500,4 +536,62 @@ async fn a_gone_waiter_is_noticed_after_a_stray_byte() {
         released(&gateway, "job", &held).await;
     }
     nothing_is_left(&gateway).await;
+}
+
+mod measured {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_unsuccessful_wait_ends_on_time() {
+        let servers = masters(5);
+        let gateway = patient_over(&servers).ready().await;
+        measured("the end of waits", async || {
+            let InVain { unnamed, late, plain } = in_vain(&gateway, 10).await;
+            // A wait ends with one last attempt. It may take longer, as a plain attempt does.
+            let most = Duration::from_secs(1) + 4 * plain;
+            let usual = Duration::from_millis(20) + plain;
+            let is_on_time = late.iter().all(|late| *late <= most) && median(late.clone()) <= usual;
+            if is_on_time && unnamed == 0 {
+                Ok(())
+            } else {
+                Err(format!("late by {late:?}, plain {plain:?}, {unnamed} unnamed"))
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_wait_without_a_quorum_ends_on_time() {
+        let mut servers = masters(5);
+        let gateway = patient_over(&servers).ready().await;
+        servers[..3].iter_mut().for_each(RedisServer::kill);
+        measured("the end of waits without a quorum", async || {
+            for (wait_ms, most_ms) in [(500, 3_000), (2_000, 5_000)] {
+                let since = Instant::now();
+                let refused = waiting_acquire(&gateway, "free", wait_ms).send().await;
+                refused.problem(503, "quorum_unavailable");
+                let took = refused.at - since;
+                assert!(took >= Duration::from_millis(wait_ms), "{took:?}");
+                if took >= Duration::from_millis(most_ms) {
+                    return Err(format!("{took:?} instead of {wait_ms} ms"));
+                }
+            }
+            Ok(())
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
+        let servers = masters(5);
+        let gateway = patient_over(&servers).ready().await;
+        measured("the time from an expiry to the next grant", async || {
+            let ttls_ms = [300, 350, 400, 450, 500, 320, 380, 420, 480];
+            let (late, plain) = dead_holders(&gateway, &ttls_ms).await;
+            let allowed = Duration::from_millis(50) + 4 * plain;
+            let is_soon = median(late.clone()) <= allowed;
+            if is_soon { Ok(()) } else { Err(format!("{late:?}, allowed {allowed:?}")) }
+        })
+        .await;
+    }
 }

@@ -7,12 +7,17 @@ use super::keys::{HOLDER, Key, file, key, with_keys};
 use crate::support::client::{Answer, Call, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::waiters::{
-    LONG_MS, answer, released, start_waiting, waiting_acquire, waiting_is,
+    HOUR_MS, answer, long_waiting_acquire, patient, released, start_waiting, waiting_is,
 };
 
 impl Key {
+    async fn acquired(&self, gateway: &Gateway, name: &str) -> Lease {
+        let call = self.call(gateway, Method::POST, &lock_path(name));
+        Lease::from(&call.json(&json!({ "ttl_ms": HOUR_MS })).send().await)
+    }
+
     fn waiting_acquire(&self, gateway: &Gateway, name: &str) -> Call {
-        let body = json!({ "ttl_ms": 60_000, "wait_ms": LONG_MS });
+        let body = json!({ "ttl_ms": HOUR_MS, "wait_ms": HOUR_MS });
         self.call(gateway, Method::POST, &lock_path(name)).json(&body)
     }
 }
@@ -32,10 +37,13 @@ async fn one_key_cannot_take_all_waiting_slots() {
     let victim = key("victim", HOLDER, "*").await;
     let file = file(&[&greedy, &victim]);
     // Prometheus, which reads the metrics, has no key.
-    let gateway =
-        with_keys(&file).flag("--public", "metrics").flag("--max-waiters", "8").start().await;
-    let held = victim.acquire(&gateway, "job").await;
-    let other = victim.acquire(&gateway, "other").await;
+    let gateway = patient(with_keys(&file))
+        .flag("--public", "metrics")
+        .flag("--max-waiters", "8")
+        .start()
+        .await;
+    let held = victim.acquired(&gateway, "job").await;
+    let other = victim.acquired(&gateway, "other").await;
     let greed = [
         start_waiting(&gateway, greedy.waiting_acquire(&gateway, "job")).await,
         start_waiting(&gateway, greedy.waiting_acquire(&gateway, "job")).await,
@@ -68,15 +76,15 @@ async fn one_key_cannot_take_all_waiting_slots() {
 
 #[tokio::test]
 async fn a_free_lock_is_granted_when_all_waiting_slots_are_taken() {
-    let gateway = Launch::embedded().flag("--max-waiters", "1").start().await;
-    let held = gateway.acquire("job").await;
-    gateway.acquire("held").await;
-    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
-    let free = Lease::from(&waiting_acquire(&gateway, "free", LONG_MS).send().await);
+    let gateway = patient(Launch::embedded()).flag("--max-waiters", "1").start().await;
+    let held = gateway.acquire_for("job", HOUR_MS).await;
+    gateway.acquire_for("held", HOUR_MS).await;
+    let waiter = start_waiting(&gateway, long_waiting_acquire(&gateway, "job")).await;
+    let free = Lease::from(&long_waiting_acquire(&gateway, "free").send().await);
     released(&gateway, "free", &free).await;
     for name in ["job", "held"] {
         too_many(
-            &waiting_acquire(&gateway, name, LONG_MS).send().await,
+            &long_waiting_acquire(&gateway, name).send().await,
             "1 requests are waiting for locks",
         );
     }
@@ -87,17 +95,18 @@ async fn a_free_lock_is_granted_when_all_waiting_slots_are_taken() {
 
 #[tokio::test]
 async fn the_locks_that_one_client_waits_for_are_limited() {
-    let gateway = Launch::embedded().flag("--max-waited-locks-per-client", "2").start().await;
-    let held = gateway.acquire("a").await;
-    gateway.acquire("b").await;
-    gateway.acquire("c").await;
-    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
-    let _b = start_waiting(&gateway, waiting_acquire(&gateway, "b", LONG_MS)).await;
-    too_many(&waiting_acquire(&gateway, "c", LONG_MS).send().await, "waiting for 2 locks here");
-    let _more = start_waiting(&gateway, waiting_acquire(&gateway, "b", LONG_MS)).await;
+    let gateway =
+        patient(Launch::embedded()).flag("--max-waited-locks-per-client", "2").start().await;
+    let held = gateway.acquire_for("a", HOUR_MS).await;
+    gateway.acquire_for("b", HOUR_MS).await;
+    gateway.acquire_for("c", HOUR_MS).await;
+    let waiter = start_waiting(&gateway, long_waiting_acquire(&gateway, "a")).await;
+    let _b = start_waiting(&gateway, long_waiting_acquire(&gateway, "b")).await;
+    too_many(&long_waiting_acquire(&gateway, "c").send().await, "waiting for 2 locks here");
+    let _more = start_waiting(&gateway, long_waiting_acquire(&gateway, "b")).await;
     released(&gateway, "a", &held).await;
     Lease::from(&answer(waiter).await);
     waiting_is(&gateway, 2, 1).await;
-    let _c = start_waiting(&gateway, waiting_acquire(&gateway, "c", LONG_MS)).await;
+    let _c = start_waiting(&gateway, long_waiting_acquire(&gateway, "c")).await;
     waiting_is(&gateway, 3, 2).await;
 }

@@ -3,13 +3,15 @@
 
 use std::time::Duration;
 
-use redlock_core::node::{Node, NodeState, Remedy, Vote};
-use redlock_core::{AcquireOptions, Bootstrap, LockError, Ttl};
+use redlock_core::node::{Node, NodeState, NodeStatus, Remedy, Vote};
+use redlock_core::{AcquireOptions, Bootstrap, LockError};
 use tokio::time::{Instant, timeout};
 
-use crate::support::cluster::{ClusterSettings, first_vote, marker, repeated};
-use crate::support::harness::{PATIENCE, RedisServer, masters};
-use crate::support::nodes::{LONG_MS, Lock, ask, in_state, name, now};
+use crate::support::cluster::{
+    ClusterSettings, first_vote, granted, marker, repeated, until_some, voted,
+};
+use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
+use crate::support::nodes::{LONG_MS, Lock, in_state, name, now, ttl};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_gateway_of_another_configuration_is_refused_with_both() {
@@ -51,11 +53,10 @@ fn two_gateways_admitting_one_master_at_once_agree() {
         let stood = marker(&server);
         assert!(stood.as_ref().is_some_and(|marker| marker.contains(":volatile.")), "{stood:?}");
         let lock = Lock::new("job");
-        assert_eq!(ask(first.as_ref(), lock.acquire(1, now(), LONG_MS)).await, Vote::Granted);
-        assert!(matches!(
-            ask(second.as_ref(), lock.acquire(2, now(), LONG_MS)).await,
-            Vote::Held(_)
-        ));
+        let vote = voted(first.as_ref(), |t| lock.acquire(1, t, LONG_MS)).await;
+        assert_eq!(vote, Vote::Granted);
+        let vote = voted(second.as_ref(), |t| lock.acquire(2, t, LONG_MS)).await;
+        assert!(matches!(vote, Vote::Held(_)), "{vote:?}");
         assert_eq!(marker(&server), stood, "no gateway undoes the other's marker");
     });
 }
@@ -68,15 +69,25 @@ async fn a_restarted_gateway_resumes_the_quarantine_of_the_marker() {
     let first = cluster.remote_node(&server.url());
     in_state(first.as_ref(), NodeState::Quarantined).await;
     let stood = marker(&server);
-    tokio::time::sleep(cluster.quarantine() / 2).await;
+    let passed = cluster.quarantine() / 2;
+    tokio::time::sleep(passed).await;
     drop(first);
-    let restarted = Instant::now();
     let second = cluster.remote_node(&server.url());
-    in_state(second.as_ref(), NodeState::Quarantined).await;
+    let mut status = second.status();
+    let has_resumed =
+        |status: &NodeStatus| status.state == NodeState::Quarantined || status.state.is_admitted();
+    let resumed = timeout(PATIENCE, status.wait_for(has_resumed)).await.expect("probed");
+    let resumed = resumed.expect("the worker lives").clone();
     assert_eq!(marker(&server), stood, "the gateway counts from the same loss");
+    // On a busy machine the quarantine may be over.
+    if let Some(until) = resumed.until_micros {
+        let left = until - resumed.since_micros;
+        // The master's clock and the test's may differ by some milliseconds.
+        let most = cluster.quarantine() - passed + Duration::from_millis(100);
+        assert!(left <= most.as_micros() as u64, "{left} µs left: {resumed:?}");
+    }
     let voted = first_vote(second.as_ref()).await;
     assert!(voted - since >= cluster.quarantine(), "{:?}", voted - since);
-    assert!(voted - restarted < cluster.quarantine(), "{:?}", voted - restarted);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -97,22 +108,24 @@ async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
 async fn a_second_loss_during_quarantine_restarts_the_count() {
     let cluster =
         ClusterSettings { max_ttl: Duration::from_secs(2), ..ClusterSettings::SHORT_QUARANTINE };
-    let server = RedisServer::start();
-    let remote = cluster.remote_node(&server.url());
-    let first = in_state(remote.as_ref(), NodeState::Quarantined).await;
-    tokio::time::sleep(cluster.quarantine() / 2).await;
-    let lost = Instant::now();
-    server.cmd(&["FLUSHALL"]);
-    assert!(
-        now() < first.until_micros.unwrap(),
-        "this machine is too slow: the first quarantine is over"
-    );
-    let voted = first_vote(remote.as_ref()).await;
-    assert!(
-        voted - lost >= cluster.quarantine(),
-        "the master voted {:?} after the second loss",
-        voted - lost
-    );
+    // On a busy machine the first quarantine may be over before the second loss.
+    eventually("the second loss is during the quarantine", async || {
+        let server = RedisServer::start();
+        let remote = cluster.remote_node(&server.url());
+        let first = in_state(remote.as_ref(), NodeState::Quarantined).await;
+        tokio::time::sleep(cluster.quarantine() / 2).await;
+        let lost = Instant::now();
+        server.cmd(&["FLUSHALL"]);
+        let in_time = now() < first.until_micros.unwrap();
+        let voted = first_vote(remote.as_ref()).await;
+        assert!(
+            voted - lost >= cluster.quarantine(),
+            "the master voted {:?} after the second loss",
+            voted - lost
+        );
+        in_time.then_some(())
+    })
+    .await;
 }
 
 /// The first of two gateways admits a master, and a lock is granted. Then the master loses
@@ -121,17 +134,15 @@ async fn a_second_loss_during_quarantine_restarts_the_count() {
 #[test]
 fn a_count_from_before_a_loss_admits_nobody_after_it() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
-    let in_time = repeated(8, 4, async || {
+    until_some("a loss before the second count has ended", 8, async || {
         let server = RedisServer::start();
         let first = cluster.remote_node(&server.url());
         in_state(first.as_ref(), NodeState::Quarantined).await;
         let second = cluster.node_with_clock_skew(&server.url(), Duration::from_secs(2));
         let counts = in_state(second.as_ref(), NodeState::Quarantined).await;
         in_state(first.as_ref(), NodeState::Admitted).await;
-        assert_eq!(
-            ask(first.as_ref(), Lock::new("job").acquire(1, now(), 700)).await,
-            Vote::Granted
-        );
+        let lock = Lock::new("job");
+        assert_eq!(voted(first.as_ref(), |t| lock.acquire(1, t, 700)).await, Vote::Granted);
         let lost = Instant::now();
         server.cmd(&["FLUSHALL"]);
         // If the machine stood still, the second gateway may have probed again. Such a try does not
@@ -146,12 +157,8 @@ fn a_count_from_before_a_loss_admits_nobody_after_it() {
                 voted - lost
             );
         }
-        in_time
+        in_time.then_some(())
     });
-    assert!(
-        in_time.contains(&true),
-        "this machine is too slow: the second count had always ended before the loss"
-    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -191,15 +198,14 @@ async fn bootstrap_admits_a_complete_new_cluster_once() {
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Admitted).await;
     }
-    let ttl = Ttl::from_millis(LONG_MS).unwrap();
-    assert!(locks.acquire(&name("job"), ttl, AcquireOptions::default()).await.is_ok());
+    granted(&locks, &name("job"), LONG_MS, AcquireOptions::default).await;
 
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Quarantined).await;
     }
     assert!(!locks.has_quorum());
-    let refused = locks.acquire(&name("job"), ttl, AcquireOptions::default()).await;
+    let refused = locks.acquire(&name("job"), ttl(LONG_MS), AcquireOptions::default()).await;
     assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
     tokio::time::sleep(FOR_A_WHILE).await;
     assert!(remotes.iter().all(|remote| remote.status().borrow().state == NodeState::Quarantined));

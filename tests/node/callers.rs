@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use redlock_core::node::codec::{Header, pack_call, unpack_answer};
-use redlock_core::node::{NodeSettings, Op, Vote};
+use redlock_core::node::{Op, Vote};
 
 use crate::support::cluster::clock_shim;
 use crate::support::gateway::Scratch;
 use crate::support::harness::{RedisOptions, RedisServer};
-use crate::support::nodes::{LONG_MS, Lock, now};
+use crate::support::nodes::{LONG_MS, Lock, node_settings, now};
 use crate::support::resp::Resp;
 
 const MARKER_KEY: &str = "{lock:}:marker";
@@ -36,7 +36,7 @@ fn run_id(server: &RedisServer) -> String {
 }
 
 fn call(op: Op) -> Vec<u8> {
-    let header = Header::new(MARKER_KEY, MARKER, "{lock:}:hints", &NodeSettings::default());
+    let header = Header::new(MARKER_KEY, MARKER, "{lock:}:hints", &node_settings());
     pack_call(&header, [Arc::new(op)].iter())
 }
 

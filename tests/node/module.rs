@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use redlock_core::node::Engine;
 use redlock_core::node::{Node, Vote};
 
 use crate::support::chance::{Chance, seed};
 use crate::support::gateway::module;
-use crate::support::harness::{RedisOptions, RedisServer, eventually};
+use crate::support::harness::{PATIENCE, RedisOptions, RedisServer, eventually};
 use crate::support::nodes::{LONG_MS, Lock, ask, assert_extended, now, remote_node, submit, votes};
 use crate::support::resp::Resp;
 
@@ -24,7 +23,7 @@ async fn votes_by(node: &dyn Node, engine: Engine) {
     let voting = |status: &redlock_core::node::NodeStatus| {
         status.state.is_admitted() && status.engine == Some(engine)
     };
-    let seen = tokio::time::timeout(Duration::from_secs(20), status.wait_for(voting)).await;
+    let seen = tokio::time::timeout(PATIENCE, status.wait_for(voting)).await;
     assert!(seen.is_ok(), "{:?}", node.status().borrow());
 }
 

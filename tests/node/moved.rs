@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::eligibility::{RETURNED, append_only};
 use crate::support::cluster::{ClusterSettings, first_vote};
 use crate::support::harness::{RedisServer, eventually};
+use crate::support::measure::measured;
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, remote_node_with, strict_node};
 use crate::support::resp::Resp;
 
@@ -72,6 +73,7 @@ impl Route {
 }
 
 /// What was seen of a durable master while its old process still ran.
+#[derive(Debug)]
 struct Moved {
     /// How often the old process voted for one gateway after the new process had voted for the
     /// other.
@@ -86,8 +88,8 @@ struct Moved {
 
 /// Process B' reads the append-only directory of process B, and B's name moves to B'. One gateway
 /// keeps its connection to B. The other gateway's connection breaks, so it uses B' as soon as B'
-/// may vote.
-async fn moved_beside(rules: SafetyRules) -> Moved {
+/// may vote. After B' has read the directory, B grants a lock with a TTL of `held_ms`.
+async fn moved_beside(rules: SafetyRules, held_ms: u64) -> Moved {
     let cluster = ClusterSettings { rules, ..ClusterSettings::SHORT_QUARANTINE };
     let old = RedisServer::start_with(append_only(&[]));
     let routes = [Route::to(&old).await, Route::to(&old).await];
@@ -98,18 +100,18 @@ async fn moved_beside(rules: SafetyRules) -> Moved {
     }
     let new =
         RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
+    let held = Lock::new("held");
+    let granted_until = eventually("the old process grants a lock", async || {
+        let asked = Instant::now();
+        let vote = ask(stays.as_ref(), held.acquire(1, now(), held_ms)).await;
+        (vote == Vote::Granted).then_some(asked + Duration::from_millis(held_ms))
+    })
+    .await;
     for route in &routes {
         route.port.send_replace(new.port());
     }
     let moved = Instant::now();
     routes[1].cuts.send_replace(());
-    let held = Lock::new("held");
-    assert_eq!(
-        ask(stays.as_ref(), held.acquire(1, now(), 700)).await,
-        Vote::Granted,
-        "the old process goes on"
-    );
-    let granted_until = Instant::now() + Duration::from_millis(700);
     let mut status = moves.status();
     let (reasons, reason) = watch::channel(String::new());
     let watching = tokio::spawn(async move {
@@ -136,43 +138,16 @@ async fn moved_beside(rules: SafetyRules) -> Moved {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_durable_master_never_votes_beside_its_old_process() {
-    let seen = moved_beside(SafetyRules::ALL).await;
-    assert_eq!((seen.beside, seen.lost), (0, false));
-    assert!(seen.waited >= NAME_MOVES_WITHIN, "{:?}", seen.waited);
-    assert!(
-        seen.reason.contains(CONTESTED),
-        "the new process may lack grants of the old one: {}",
-        seen.reason
-    );
-
-    let waits_only =
-        moved_beside(SafetyRules { two_alive_are_noticed: false, ..SafetyRules::ALL }).await;
-    assert_eq!(waits_only.beside, 0);
-    assert!(
-        waits_only.waited >= NAME_MOVES_WITHIN && waits_only.reason.contains(RETURNED),
-        "{}",
-        waits_only.reason
-    );
-
-    // The lock of the old process lives for 700 ms. A busy machine may be too slow to see that the
-    // new process grants it again meanwhile.
-    for _ in 0..5 {
-        let off = moved_beside(SafetyRules {
-            returned_waits: false,
-            two_alive_are_noticed: false,
-            ..SafetyRules::ALL
-        })
-        .await;
-        println!(
-            "without the wait: {} votes beside the old process, after {:?}",
-            off.beside, off.waited
-        );
-        if off.beside > 0 && off.lost {
-            return;
-        }
-    }
-    panic!("nothing goes wrong without the rules");
+async fn without_the_rules_a_durable_master_votes_beside_its_old_process() {
+    let off =
+        SafetyRules { returned_waits: false, two_alive_are_noticed: false, ..SafetyRules::ALL };
+    // On a busy machine, the other gateway may leave the old process before it votes once more.
+    eventually("votes of both processes, and a lost grant", async || {
+        let seen = moved_beside(off, LONG_MS).await;
+        println!("{} votes beside the old process, after {:?}", seen.beside, seen.waited);
+        (seen.beside > 0 && seen.lost).then_some(())
+    })
+    .await;
 }
 
 /// A copy of the process has run for long before the name moves to it. The old process ends before
@@ -187,13 +162,14 @@ async fn a_process_that_overlapped_its_predecessor_is_quarantined() {
     in_state(node.as_ref(), NodeState::Admitted).await;
     let new =
         RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
-    eventually("the process has run for 5 s", async || {
+    // Longer than the name takes to move, also on a busy machine.
+    eventually("the process has run for 8 s", async || {
         let info = new.cmd(&["INFO", "server"]).text();
         let uptime = info
             .lines()
             .find_map(|line| line.strip_prefix("uptime_in_seconds:"))
             .expect("the runner prints a line");
-        (uptime.trim().parse::<u64>().expect("a number") >= 5).then_some(())
+        (uptime.trim().parse::<u64>().expect("a number") >= 8).then_some(())
     })
     .await;
     first_vote(node.as_ref()).await;
@@ -204,4 +180,33 @@ async fn a_process_that_overlapped_its_predecessor_is_quarantined() {
         seen.detail.contains(CONTESTED) && seen.remedy == Some(Remedy::WaitWithOneProcess),
         "{seen:?}"
     );
+}
+
+/// The rule holds only if every gateway resolves the name again in time. So a machine that stands
+/// still for seconds may break it.
+mod measured {
+    use super::*;
+
+    /// The longest TTL of the cluster.
+    const HELD_MS: u64 = 700;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_durable_master_never_votes_beside_its_old_process() {
+        measured("the move of a name", async || {
+            let seen = moved_beside(SafetyRules::ALL, HELD_MS).await;
+            assert!(seen.waited >= NAME_MOVES_WITHIN, "{:?}", seen.waited);
+            // The new process may lack grants of the old one.
+            if (seen.beside, seen.lost) != (0, false) || !seen.reason.contains(CONTESTED) {
+                return Err(format!("{seen:?}"));
+            }
+            let waits_only = SafetyRules { two_alive_are_noticed: false, ..SafetyRules::ALL };
+            let seen = moved_beside(waits_only, HELD_MS).await;
+            assert!(seen.waited >= NAME_MOVES_WITHIN, "{:?}", seen.waited);
+            if seen.beside != 0 || !seen.reason.contains(RETURNED) {
+                return Err(format!("without the rule: {seen:?}"));
+            }
+            Ok(())
+        })
+        .await;
+    }
 }

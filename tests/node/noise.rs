@@ -5,7 +5,7 @@ use redlock_core::node::NodeState;
 
 use crate::support::chance::{Chance, seed};
 use crate::support::harness::{RedisServer, eventually};
-use crate::support::nodes::{in_state, remote_node};
+use crate::support::nodes::{hasty_node, in_state};
 use crate::support::turncoat::{FaultyMaster, Nonsense};
 
 const ROUNDS: usize = 30;
@@ -48,7 +48,8 @@ fn noise(chance: &mut Chance) -> Vec<u8> {
 async fn a_node_survives_any_answer_of_its_master() {
     let server = RedisServer::start();
     let faulty = FaultyMaster::before(&server);
-    let node = remote_node(&faulty.url());
+    // Part of an answer leaves the node waiting for the rest.
+    let node = hasty_node(&faulty.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
     let mut chance = Chance::of(seed("NOISE_SEED"), 0);
     for round in 0..ROUNDS {

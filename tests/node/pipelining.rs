@@ -14,7 +14,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::support::harness::{PATIENCE, RedisServer};
-use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, remote_node_with, submit};
+use crate::support::nodes::{
+    LONG_MS, Lock, ask, in_state, node_settings, now, remote_node_with, submit,
+};
 
 /// Makes the node count as a far one, and is short enough for a fast test.
 const DELAY: Duration = Duration::from_millis(3);
@@ -106,7 +108,11 @@ async fn pass_answers(
 /// A worker that has already measured how far its master is.
 async fn node_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
     // The node timeout is long, so that answers which are held back do not end the session.
-    let settings = Settings { node_timeout: PATIENCE, ..Settings::default() };
+    let settings = Settings {
+        node_timeout: Duration::from_secs(3_600),
+        node: node_settings(),
+        ..Settings::default()
+    };
     let node = remote_node_with(&proxy.url, settings.of_masters("tests", 1), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(

@@ -9,18 +9,22 @@ use bytes::Bytes;
 use redlock_core::clock::SystemClock;
 use redlock_core::node::link::{Put, RecoveryAnswer, RecoveryBatch, Session, Stored};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, Node, NodeSettings, Record};
+use redlock_core::node::{Keys, Node, Record};
 
 use crate::support::harness::RedisServer;
-use crate::support::nodes::{PREFIX, extended, kept_free_record, name, record, remote_node};
+use crate::support::nodes::{
+    PREFIX, extended, kept_free_record, name, node_settings, record, remote_node,
+};
 use crate::support::resp::Resp;
 
 const MARKER: &str = "of a quarantine";
 const T: u64 = 1_763_725_165_000_000;
-const MINUTE: Duration = Duration::from_secs(60);
+/// The life of a lock. No lock ends while a test runs.
+const LIFE: Duration = Duration::from_secs(3_600);
+const LIFE_MS: &str = "3600000";
 
 /// The longest life of a lock.
-const LONGEST: Duration = Duration::from_secs(300);
+const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 
 /// A master of each kind, both with the same content.
 struct Both {
@@ -34,7 +38,7 @@ impl Both {
         let server = RedisServer::start();
         let link = remote_node(&server.url()).link().expect("a route to the master");
         let session = link.connect().await.expect("the address is listed");
-        let memory = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
+        let memory = MemoryNode::new("n", Arc::new(SystemClock), node_settings());
         memory.wipe();
         assert!(memory.swap_marker(None, MARKER));
         server.cmd(&["SET", &format!("{{{PREFIX}}}:marker"), MARKER]);
@@ -42,8 +46,8 @@ impl Both {
     }
 
     fn set(&self, key: &[u8], value: &[u8]) {
-        self.server.cmd(&[b"SET".as_slice(), key, value, b"PX", b"60000"]);
-        self.memory.set_foreign(key, value, Some(MINUTE));
+        self.server.cmd(&[b"SET".as_slice(), key, value, b"PX", LIFE_MS.as_bytes()]);
+        self.memory.set_foreign(key, value, Some(LIFE));
     }
 
     async fn recover(&self, marker: &str, lock: &str, put: Put) -> RecoveryAnswer {
@@ -68,7 +72,7 @@ impl Both {
         }
         let texts = |stored: Vec<Stored>| -> BTreeMap<_, _> {
             assert!(
-                stored.iter().all(|lock| lock.expires_in <= MINUTE && lock.expires_in > MINUTE / 2),
+                stored.iter().all(|lock| lock.expires_in <= LIFE && lock.expires_in > LIFE / 2),
                 "{stored:?}"
             );
             stored.into_iter().map(|lock| (lock.name.as_str().to_owned(), lock.record)).collect()
@@ -88,7 +92,7 @@ impl Both {
 }
 
 fn put(record: Record, fence: Option<String>) -> Put {
-    Put { record, expires_in: MINUTE, fence: fence.map(Bytes::from) }
+    Put { record, expires_in: LIFE, fence: fence.map(Bytes::from) }
 }
 
 #[tokio::test]
@@ -121,9 +125,15 @@ async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
         .expect("the address is listed");
     // The key begins like one of our locks.
     let long = format!("{T}:{}:{}", "a".repeat(40), "x".repeat(20_000));
-    server.cmd(&["SET", "lock:stray", &long, "PX", "60000"]);
+    server.cmd(&["SET", "lock:stray", &long, "PX", LIFE_MS]);
     server.cmd(&["SET", "lock:for-ever", &long]);
-    server.cmd(&[b"SET".as_slice(), b"lock:ours", record(1, T).as_bytes(), b"PX", b"60000"]);
+    server.cmd(&[
+        b"SET".as_slice(),
+        b"lock:ours",
+        record(1, T).as_bytes(),
+        b"PX",
+        LIFE_MS.as_bytes(),
+    ]);
     let mut reported = session.stored(None, LONGEST).await.expect("an answer").stored;
     reported.sort_by_key(|lock| lock.name.as_str().to_owned());
     let reported: Vec<_> =
@@ -144,7 +154,7 @@ async fn an_unbounded_lock_is_reported_with_the_longest_life() {
             key.as_bytes(),
             record(owner, T).as_bytes(),
             b"PX",
-            b"60000",
+            LIFE_MS.as_bytes(),
         ]);
         let [word, argument] = command;
         both.server.cmd(
@@ -193,8 +203,10 @@ async fn recovery_keeps_a_released_lock_free() {
         (None, None, true),
         (Some((T - 1).to_string()), None, true),
         (Some(format!("{T}+")), None, true),
+        (Some(format!("{T}+@4000000000")), None, true),
         (Some(T.to_string()), Some(record(1, T)), true),
         (Some(T.to_string()), None, false),
+        (Some(format!("{T}@4000000000")), None, false),
         (Some(T.to_string()), Some(record(2, T)), false),
         (Some((T + 1).to_string()), None, false),
     ]

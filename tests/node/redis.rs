@@ -15,18 +15,20 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::node::contract::{assert_held, fencing};
+use crate::support::cluster::voted;
 use crate::support::harness::{DeadPort, RedisOptions, RedisServer, eventually};
+use crate::support::measure::measured;
 use crate::support::nodes::{
-    LONG_MS, Lock, Recorder, ask, assert_extended, assert_failed, failure, in_state, name, now,
-    record, redis_settings, remote_node, remote_node_with, strict_node, submit, ttl, votes,
+    LONG_MS, Lock, Recorder, ask, assert_extended, assert_failed, failure, hasty_node, in_state,
+    name, node_settings, now, record, redis_settings, remote_node, remote_node_with, strict_node,
+    submit, ttl, votes,
 };
 use crate::support::resp::Resp;
 
 pub(super) async fn redis_node() -> (RedisServer, Arc<dyn Node>, Arc<Recorder>) {
     let server = RedisServer::start();
     let calls = Arc::new(Recorder::default());
-    let node =
-        remote_node_with(&server.url(), redis_settings(NodeSettings::default()), calls.clone());
+    let node = remote_node_with(&server.url(), redis_settings(node_settings()), calls.clone());
     in_state(node.as_ref(), NodeState::Admitted).await;
     (server, node, calls)
 }
@@ -94,12 +96,15 @@ async fn after_a_script_flush_the_worker_loads_its_script_again() {
     in_state(node.as_ref(), NodeState::Admitted).await;
     let lock = Lock::new("a");
     let t = now();
-    server.cmd(&["SCRIPT", "FLUSH"]);
-    assert_failed(
-        ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await,
-        Reason::Down,
-        Effect::None,
-    );
+    // On a busy machine a heartbeat may be due, and show the loss before the acquire does.
+    eventually("the acquire itself shows the loss", async || {
+        recovers(node.as_ref()).await;
+        server.cmd(&["SCRIPT", "FLUSH"]);
+        let refused = failure(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await);
+        assert_eq!(refused.reason, Reason::Down, "{refused}");
+        (refused.effect == Effect::None).then_some(())
+    })
+    .await;
     recovers(node.as_ref()).await;
     assert_eq!(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(node.status().borrow().restarts, 0, "a flush is no restart");
@@ -110,14 +115,19 @@ async fn after_flushall_the_worker_is_admitted_again() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
-    // A worker that was just used sends no heartbeat. So the acquire must notice the loss itself.
-    assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
-    server.cmd(&["FLUSHALL"]);
-    assert_failed(
-        ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await,
-        Reason::Quarantined,
-        Effect::None,
-    );
+    // A worker that was just used sends no heartbeat. So the acquire must notice the loss itself. On
+    // a busy machine a probe may be due all the same.
+    eventually("the acquire itself shows the loss", async || {
+        recovers(node.as_ref()).await;
+        server.cmd(&["FLUSHALL"]);
+        let refused = failure(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await);
+        if refused.reason == Reason::Down {
+            return None;
+        }
+        assert_eq!((refused.reason, refused.effect), (Reason::Quarantined, Effect::None));
+        Some(())
+    })
+    .await;
     recovers(node.as_ref()).await;
     assert_eq!(ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
 }
@@ -280,6 +290,26 @@ async fn a_replica_is_refused_and_votes_once_it_is_a_master() {
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
 }
 
+/// Other masters serve the other keys, so half of the locks would fail for ever.
+#[tokio::test]
+async fn in_cluster_mode_a_node_votes_once_it_serves_all_slots() {
+    let args = ["--cluster-enabled", "yes"].map(String::from).into();
+    let server = RedisServer::start_with(RedisOptions { args, ..RedisOptions::default() });
+    let node = remote_node(&server.url());
+    let refused = in_state(node.as_ref(), NodeState::Refused).await;
+    assert!(refused.detail.contains("serves no slot"), "{refused:?}");
+    server.cmd(&["CLUSTER", "ADDSLOTSRANGE", "0", "8191"]);
+    let refused = eventually("the node names its slots", async || {
+        let status = node.status().borrow().clone();
+        status.detail.contains("only the slots 0-8191").then_some(status)
+    })
+    .await;
+    assert_eq!((refused.state, refused.remedy), (NodeState::Refused, Some(Remedy::ServeAllSlots)));
+    server.cmd(&["CLUSTER", "ADDSLOTSRANGE", "8192", "16383"]);
+    in_state(node.as_ref(), NodeState::Admitted).await;
+    assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+}
+
 #[tokio::test]
 async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let server = RedisServer::start();
@@ -293,7 +323,9 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let dead_port = DeadPort::new();
     server.cmd(&["REPLICAOF", "127.0.0.1", &dead_port.port().to_string()]);
     let vote = failure(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await);
-    assert!(vote.detail.contains("READONLY"), "{}", vote.detail);
+    // On a busy machine a probe may show the change before the acquire does.
+    let is_noticed = matches!(vote.reason, Reason::Down | Reason::Refused);
+    assert!(vote.detail.contains("READONLY") || is_noticed, "{vote}");
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     assert!(status.remedy == Some(Remedy::MakeMaster), "{status:?}");
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
@@ -303,7 +335,8 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let refused = ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await;
     assert_failed(refused, Reason::Quarantined, Effect::None);
     in_state(node.as_ref(), NodeState::Admitted).await;
-    assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await, Vote::Granted);
+    let lock = Lock::new("a");
+    assert_eq!(voted(node.as_ref(), |t| lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
 }
 
 #[tokio::test]
@@ -333,7 +366,8 @@ async fn a_changed_eviction_policy_of_an_admitted_node_is_noticed() {
 async fn a_marker_of_another_configuration_is_never_overwritten() {
     let (server, node, _) = redis_node().await;
     let before = server.cmd(&["GET", "{lock:}:marker"]);
-    let other = Settings { max_ttl: ttl(377_000), ..Settings::default() }.of_masters("tests", 1);
+    let other = Settings { max_ttl: ttl(377_000), node: node_settings(), ..Settings::default() };
+    let other = other.of_masters("tests", 1);
     let newcomer = remote_node_with(&server.url(), other.clone(), Arc::new(NoObserver));
     let status = in_state(newcomer.as_ref(), NodeState::Refused).await;
     assert!(
@@ -355,46 +389,14 @@ async fn a_marker_of_another_configuration_is_never_overwritten() {
     assert!(node.status().borrow().state.is_admitted());
     let raised = server.cmd(&["GET", "{lock:}:marker"]);
     assert!(raised.text().contains(":377000:"), "no heartbeat wrote an older marker");
-    assert_ne!(redis_settings(NodeSettings::default()).cluster_config(), other.cluster_config());
-}
-
-#[tokio::test]
-async fn a_hung_node_loses_its_session_and_then_refuses_at_once() {
-    let (server, node, _) = redis_node().await;
-    let lock = Lock::new("a");
-    let t = now();
-    // The first call of a session gets its answer. So it is a later call that times out.
-    assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
-    server.stop();
-    let since = Instant::now();
-    assert_failed(
-        ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await,
-        Reason::Timeout,
-        Effect::Possible,
-    );
-    let given_up = since.elapsed();
-    assert!(
-        given_up > Duration::from_millis(900) && given_up < Duration::from_secs(5),
-        "after {given_up:?}"
-    );
-    in_state(node.as_ref(), NodeState::Connecting).await;
-    let since = Instant::now();
-    for _ in 0..100 {
-        assert_failed(ask(node.as_ref(), lock.release(1, t)).await, Reason::Down, Effect::None);
-    }
-    assert!(
-        since.elapsed() < Duration::from_millis(900),
-        "100 refusals took {:?}",
-        since.elapsed()
-    );
-    server.cont();
-    in_state(node.as_ref(), NodeState::Admitted).await;
-    assert_eq!(ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await, Vote::Granted);
+    assert_ne!(redis_settings(node_settings()).cluster_config(), other.cluster_config());
 }
 
 #[tokio::test]
 async fn an_idle_worker_notices_a_hung_node_by_its_heartbeat() {
-    let (server, node, _) = redis_node().await;
+    let server = RedisServer::start();
+    let node = hasty_node(&server.url());
+    in_state(node.as_ref(), NodeState::Admitted).await;
     server.stop();
     in_state(node.as_ref(), NodeState::Connecting).await;
     server.cont();
@@ -405,7 +407,12 @@ async fn an_idle_worker_notices_a_hung_node_by_its_heartbeat() {
 #[tokio::test]
 async fn two_prefixes_on_one_server_do_not_disturb_each_other() {
     let (server, node, _) = redis_node().await;
-    let other = Settings { key_prefix: String::new(), max_ttl: ttl(5_000), ..Settings::default() };
+    let other = Settings {
+        key_prefix: String::new(),
+        max_ttl: ttl(5_000),
+        node: node_settings(),
+        ..Settings::default()
+    };
     let plain =
         remote_node_with(&server.url(), other.of_masters("others", 1), Arc::new(NoObserver));
     in_state(plain.as_ref(), NodeState::Admitted).await;
@@ -431,7 +438,7 @@ async fn an_early_connection_result_is_received() {
         let url = url.clone();
         let runtime = Handle::current();
         let told = move || {
-            let master = RedisNode::master(url.clone(), redis_settings(NodeSettings::default()));
+            let master = RedisNode::master(url.clone(), redis_settings(node_settings()));
             runtime
                 .block_on(master.probe(&SystemClock, &OsEntropy))
                 .expect_err("nobody is there")
@@ -445,4 +452,47 @@ async fn an_early_connection_result_is_received() {
     }
     let others: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
     assert_eq!(others, [""; 0]);
+}
+
+mod measured {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_hung_node_loses_its_session_and_then_refuses_at_once() {
+        measured("the time until a hung node refuses", async || {
+            let server = RedisServer::start();
+            let node = hasty_node(&server.url());
+            in_state(node.as_ref(), NodeState::Admitted).await;
+            let lock = Lock::new("a");
+            let t = now();
+            // The first call of a session gets its answer. So it is a later call that times out.
+            assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
+            server.stop();
+            let since = Instant::now();
+            assert_failed(
+                ask(node.as_ref(), lock.acquire(1, t, LONG_MS)).await,
+                Reason::Timeout,
+                Effect::Possible,
+            );
+            let given_up = since.elapsed();
+            assert!(given_up > Duration::from_millis(900), "after {given_up:?}");
+            in_state(node.as_ref(), NodeState::Connecting).await;
+            let since = Instant::now();
+            for _ in 0..100 {
+                let refused = ask(node.as_ref(), lock.release(1, t)).await;
+                assert_failed(refused, Reason::Down, Effect::None);
+            }
+            let refusals = since.elapsed();
+            server.cont();
+            in_state(node.as_ref(), NodeState::Admitted).await;
+            let acquire = Lock::new("b").acquire(1, now(), LONG_MS);
+            assert_eq!(ask(node.as_ref(), acquire).await, Vote::Granted);
+            if given_up < Duration::from_secs(5) && refusals < Duration::from_millis(900) {
+                Ok(())
+            } else {
+                Err(format!("given up after {given_up:?}; 100 refusals took {refusals:?}"))
+            }
+        })
+        .await;
+    }
 }

@@ -175,17 +175,29 @@ async fn a_node_that_lost_its_data_grants_nothing(
     kind: Kind,
 ) -> Result<(), String> {
     let subject = subject(rules, kind).await;
-    let lock = Lock::new("a");
-    let t = now();
-    demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the holder")?;
-    subject.wipe();
-    // Nothing is awaited in between, so the worker of a real node has not noticed the loss yet.
-    match subject.ask(lock.acquire(2, t + 1, LONG_MS)).await {
-        Vote::Failed(failure)
-            if failure.reason == Reason::Quarantined && failure.effect == Effect::None => {}
-        vote => return Err(format!("after the loss another owner asks: {vote:?}")),
-    }
-    Ok(())
+    eventually("the acquire itself shows the loss", async || {
+        let lock = Lock::new("a");
+        let t = now();
+        // The worker of a real node may still be connecting again, after an earlier loss.
+        match subject.ask(lock.acquire(1, t, LONG_MS)).await {
+            Vote::Granted => {}
+            Vote::Failed(failure) if failure.reason == Reason::Down => return None,
+            vote => return Some(Err(format!("the holder: {vote:?}"))),
+        }
+        subject.wipe();
+        // Nothing is awaited in between, so the worker of a real node has not noticed the loss yet.
+        // But on a busy machine its probe may be due now, and end the connection first.
+        match subject.ask(lock.acquire(2, t + 1, LONG_MS)).await {
+            Vote::Failed(failure) if failure.reason == Reason::Down => None,
+            Vote::Failed(failure)
+                if failure.reason == Reason::Quarantined && failure.effect == Effect::None =>
+            {
+                Some(Ok(()))
+            }
+            vote => Some(Err(format!("after the loss another owner asks: {vote:?}"))),
+        }
+    })
+    .await
 }
 
 /// A set is refused because of its second lock. Nobody will release its first lock.

@@ -9,7 +9,7 @@ use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Holding, NoObserver, Node, NodeSettings, NodeState, Op, Record, Vote};
 
 use crate::support::harness::{RedisOptions, RedisServer};
-use crate::support::nodes::{Lock, ask, in_state, redis_settings, remote_node_with};
+use crate::support::nodes::{Lock, ask, in_state, node_settings, redis_settings, remote_node_with};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
@@ -33,7 +33,7 @@ enum Backing {
 
 impl Kind {
     pub(crate) async fn subject(self) -> Subject {
-        self.subject_with(NodeSettings::default()).await
+        self.subject_with(node_settings()).await
     }
 
     pub(crate) async fn subject_with(self, settings: NodeSettings) -> Subject {
@@ -99,15 +99,26 @@ impl Subject {
         }
     }
 
-    /// The token of the watermark, without its mark.
-    pub(crate) async fn fence(&self, lock: &Lock) -> Option<u64> {
+    /// The remaining life of the watermark.
+    pub(crate) async fn fence_life(&self, lock: &Lock) -> Option<Duration> {
+        self.watermark(lock).await?.1
+    }
+
+    /// The text of the watermark and its remaining life.
+    pub(crate) async fn watermark(&self, lock: &Lock) -> Option<(String, Option<Duration>)> {
         match self.ask(lock.inspect_fence()).await {
             Vote::Found(holding) => {
-                let text = std::str::from_utf8(holding.record.as_bytes()).expect("digits");
-                Some(text[..16].parse().expect("digits"))
+                let text = std::str::from_utf8(holding.record.as_bytes()).expect("a text");
+                Some((text.to_owned(), holding.expires_in))
             }
             Vote::Missing => None,
             other => panic!("not an inspection's answer: {other:?}"),
         }
+    }
+
+    /// The token of the watermark, without its mark.
+    pub(crate) async fn fence(&self, lock: &Lock) -> Option<u64> {
+        let (text, _) = self.watermark(lock).await?;
+        Some(text[..16].parse().expect("digits"))
     }
 }

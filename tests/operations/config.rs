@@ -279,20 +279,22 @@ async fn flags_beat_environment_beats_file_beats_defaults() {
 async fn only_nodes_from_the_file_or_the_environment_are_used() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    // Without `bootstrap`, the masters would be in quarantine for an hour.
     let path = Scratch::new(
         "gateway.toml",
-        &format!("key_prefix = 'mine/'\nbootstrap = true\nnodes = {urls:?}\n"),
+        &format!("key_prefix = 'mine/'\nbootstrap = true\nmax_ttl = '1h'\nnodes = {urls:?}\n"),
     );
     let from_file =
-        Launch::embedded().flag("--config", path.path()).flag("--node-timeout", "2s").ready().await;
-    let lease = from_file.acquire("job").await;
+        Launch::embedded().flag("--config", path.path()).flag("--node-timeout", "6s").ready().await;
+    let lease = from_file.acquire_for("job", 300_000).await;
     let stored =
         servers.iter().filter(|server| server.cmd(&["GET", "mine/job"]) != Resp::Nil).count();
     assert!(stored >= 2, "the prefix of the file is not used");
     let from_environment = Launch::embedded()
         .env("REDLOCK_NODES", &urls.join(" , "))
         .env("REDLOCK_KEY_PREFIX", "mine/");
-    let from_environment = from_environment.flag("--node-timeout", "2s").ready().await;
+    let from_environment = from_environment.flag("--max-ttl", "1h").flag("--node-timeout", "6s");
+    let from_environment = from_environment.ready().await;
     assert_eq!(from_environment.inspect("job").await["fencing_token"], lease.fencing);
 }
 
@@ -300,7 +302,7 @@ async fn only_nodes_from_the_file_or_the_environment_are_used() {
 async fn a_password_is_used_and_a_missing_one_is_reported() {
     let options = || RedisOptions { password: Some(SECRET.into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
-    Launch::over(&servers).ready().await.acquire("job").await;
+    Launch::over(&servers).flag("--node-timeout", "6s").ready().await.acquire("job").await;
     let without: Vec<String> =
         servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port())).collect();
     let gateway = Launch::embedded().nodes(&without).start().await;
@@ -320,7 +322,9 @@ async fn a_password_is_used_and_a_missing_one_is_reported() {
 async fn check_reports_every_node_and_fails_without_a_majority() {
     let mut servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let check = || Launch::bare(&["check"]).nodes(&urls).finish();
+    // A busy master must not count as unreachable.
+    let launch = || Launch::bare(&["check"]).nodes(&urls).flag("--node-timeout", "6s");
+    let check = || launch().finish();
 
     let blank = check().await;
     assert_eq!((blank.code, blank.stderr.as_str()), (Some(1), ""), "{blank:?}");
@@ -347,7 +351,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
     assert_eq!((good.code, good.stderr.as_str()), (Some(0), ""), "{good:?}");
     assert!(good.stdout.contains("ok: 3 of 3 nodes would be admitted now, 2 needed"), "{good:?}");
     servers.iter().for_each(|server| assert_reported(&good, server, &["marker ours"]));
-    let other_ttl = Launch::bare(&["check", "--max-ttl", "10m"]).nodes(&urls).finish().await;
+    let other_ttl = launch().flag("--max-ttl", "10m").finish().await;
     assert_eq!(other_ttl.code, Some(1), "{other_ttl:?}");
     for server in &servers {
         assert_reported(&other_ttl, server, &["marker FOREIGN"]);
@@ -357,7 +361,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
         3,
         "{other_ttl:?}"
     );
-    let shorter = Launch::bare(&["check", "--max-ttl", "1m"]).nodes(&urls).finish().await;
+    let shorter = launch().flag("--max-ttl", "1m").finish().await;
     assert_eq!(shorter.code, Some(0), "a shorter max_ttl is within the limit: {shorter:?}");
     servers.iter().for_each(|server| assert_reported(&shorter, server, &["marker ours"]));
     drop(gateway);
@@ -405,7 +409,8 @@ fn assert_reported(report: &Finished, server: &RedisServer, words: &[&str]) {
 async fn check_counts_one_master_under_two_names_once() {
     let server = RedisServer::start();
     let names = ["127.0.0.1", "localhost"].map(|host| format!("redis://{host}:{}", server.port()));
-    let checked = Launch::bare(&["check"]).nodes(&names).finish().await;
+    let launch = Launch::bare(&["check"]).nodes(&names).flag("--node-timeout", "6s");
+    let checked = launch.finish().await;
     assert_eq!(checked.code, Some(1), "{checked:?}");
     assert!(
         checked.stdout.contains("same Redis process") && checked.stdout.contains("NOT ENOUGH"),

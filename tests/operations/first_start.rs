@@ -10,7 +10,8 @@ fn urls(servers: &[RedisServer]) -> Vec<String> {
 }
 
 async fn checked(servers: &[RedisServer], more: &[&str]) -> String {
-    Launch::bare(&[&["check"], more].concat()).nodes(&urls(servers)).finish().await.stdout
+    let launch = Launch::bare(&[&["check"], more].concat()).nodes(&urls(servers));
+    launch.flag("--node-timeout", "6s").finish().await.stdout
 }
 
 /// Waits until `/readyz` has advice for `count` nodes, and each advice starts with `begins`. Before

@@ -2,22 +2,43 @@
 //! nothing else, and nothing at all in the gateway.
 
 use std::ops::Range;
+use std::time::Instant;
 
-use crate::support::client::{Lease, lock_path};
-use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{RedisServer, eventually, masters};
+use crate::support::client::{Answer, Lease, Raw, lock_path};
+use crate::support::gateway::Gateway;
+use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::resp::Resp;
+use crate::support::waiters::patient_over;
 
 /// How many requests it takes until the gateway has allocated its fixed memory, including the
 /// samples of one metrics interval.
 const WARM_UP: u32 = 6000;
 const NAMES: u32 = 12_000;
 const CONNECTIONS: usize = 8;
-const BODY: &str = r#"{"ttl_ms":300000}"#;
+/// The watermarks outlast the test.
+const BODY: &str = r#"{"ttl_ms":3600000}"#;
 /// The limit of growth for each name. It is far above the overhead of an allocator, and far below a
 /// table with an entry for each name.
 const MOST_BYTES_PER_NAME: f64 = 100.0;
+
+/// Sends a request until it is decided. On a busy machine, masters may not answer in time, and what
+/// an undecided request has set stands in the way for a moment. Returns the answer, and whether it
+/// is the first one.
+async fn decided(connection: &mut Raw, request: &str) -> (Answer, bool) {
+    let began = Instant::now();
+    let mut is_first = true;
+    loop {
+        connection.write(request).await;
+        let answer = connection.answer().await;
+        let is_undecided = answer.status == 503 || answer.status == 409 && !is_first;
+        if !is_undecided {
+            return (answer, is_first);
+        }
+        assert!(began.elapsed() < PATIENCE, "{answer:?}");
+        is_first = false;
+    }
+}
 
 /// Acquires and releases each of these names once, over a few connections.
 async fn use_once(gateway: &Gateway, names: Range<u32>) {
@@ -35,15 +56,15 @@ async fn use_once(gateway: &Gateway, names: Range<u32>) {
                      content-length: {}\r\n\r\n{BODY}",
                     BODY.len()
                 );
-                connection.write(request).await;
-                let Lease { token, .. } = Lease::from(&connection.answer().await);
-                connection
-                    .write(format!(
-                        "DELETE {path} HTTP/1.1\r\nhost: localhost\r\nlock-token: {token}\r\n\r\n"
-                    ))
-                    .await;
-                let released = connection.answer().await;
-                assert_eq!(released.status, 204, "{name}: {}", released.text());
+                let (granted, _) = decided(&mut connection, &request).await;
+                let Lease { token, .. } = Lease::from(&granted);
+                let request = format!(
+                    "DELETE {path} HTTP/1.1\r\nhost: localhost\r\nlock-token: {token}\r\n\r\n"
+                );
+                let (released, is_first) = decided(&mut connection, &request).await;
+                // The first request may have released the lock, although its answer came too late.
+                let is_released = released.status == 204 || released.status == 404 && !is_first;
+                assert!(is_released, "{name}: {}", released.text());
             }
         });
     }
@@ -58,7 +79,7 @@ async fn memory(gateway: &Gateway) -> f64 {
 async fn a_used_name_leaves_only_a_watermark_on_every_master() {
     let servers = masters(3);
     let keys = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer();
-    let gateway = Launch::over(&servers).ready().await;
+    let gateway = patient_over(&servers).ready().await;
     // When a node has caught up, a key beside its marker says so. That key must be counted before.
     gateway.all_nodes_caught_up().await;
     let before: Vec<_> = servers.iter().map(keys).collect();

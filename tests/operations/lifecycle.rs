@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::support::client::{Lease, Raw};
-use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
+use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
@@ -89,55 +89,58 @@ async fn the_banner_has_a_working_command_and_safety_warnings() {
 }
 
 async fn ends_in_order(signal: Signal) {
-    let mut gateway = Launch::embedded().start().await;
-    let held = gateway.acquire("held").await;
-    let other = gateway.acquire("other").await;
+    // A shutdown that waits for this grace does not end during the test.
+    let mut gateway = Launch::embedded().flag("--shutdown-grace", "1h").start().await;
+    let held = gateway.acquire_for("held", 300_000).await;
+    let other = gateway.acquire_for("other", 300_000).await;
     let token = format!("lock-token: {}\r\n", held.token);
-    let body = json!({ "ttl_ms": 60_000 }).to_string();
-    let mut patch = half_sent(&gateway, "PATCH", "held", &token, &body).await;
+    let body = json!({ "ttl_ms": 300_000 }).to_string();
+    // A request whose body does not come keeps the gateway from ending, for 10 s at most.
+    let patched = async || half_sent(&gateway, "PATCH", "held", &token, &body).await;
+    let extended = async |mut patch: Raw| {
+        patch.write(&body[body.len() / 2..]).await;
+        let extended = patch.answer().await;
+        assert_eq!(
+            (extended.status, &extended.json()["token"]),
+            (200, &json!(held.token)),
+            "{extended:?}"
+        );
+    };
+    let patch = patched().await;
     let mut post = half_sent(&gateway, "POST", "new", "", &body).await;
 
     gateway.signal(signal);
     draining(&gateway).await;
+    let next = patched().await;
+    extended(patch).await;
+    // The request was sent before the signal, but its acquire has not begun. After the signal the
+    // gateway begins no acquire.
+    post.write(&body[body.len() / 2..]).await;
+    post.answer().await.problem(503, "draining");
+    draining(&gateway).await;
+
+    let last = patched().await;
+    extended(next).await;
     assert_eq!(gateway.get("/livez").await.status, 200);
     assert_eq!(
         gateway.post("another", json!({})).await.problem(503, "draining")["retry_after_ms"],
         1_000
     );
     // Clients that hold locks must still be able to extend and release them.
-    assert_eq!(gateway.patch("other", &other.token, 60_000).await.status, 200);
+    assert_eq!(gateway.patch("other", &other.token, 300_000).await.status, 200);
     assert_eq!(gateway.delete("other", &other.token).await.status, 204);
     assert_eq!(gateway.inspect("held").await["state"], "held");
-
-    patch.write(&body[body.len() / 2..]).await;
-    let extended = patch.answer().await;
-    assert_eq!(
-        (extended.status, &extended.json()["token"]),
-        (200, &json!(held.token)),
-        "{extended:?}"
-    );
-    draining(&gateway).await;
-    // The request was sent before the signal, but its acquire has not begun. After the signal the
-    // gateway begins no acquire.
-    post.write(&body[body.len() / 2..]).await;
-    post.answer().await.problem(503, "draining");
-    let since = Instant::now();
+    extended(last).await;
     assert_eq!(gateway.ended().await, Some(0));
-    assert!(
-        since.elapsed() < Duration::from_secs(5),
-        "the shutdown waited for the grace of 20 s: {:?}",
-        since.elapsed()
-    );
     let log = gateway.stdout();
     assert!(log.contains("shutting down") && log.contains("stopped"), "{log}");
 }
 
 #[tokio::test]
 async fn readyz_fails_before_requests_are_refused_at_shutdown() {
-    let mut gateway = Launch::embedded().flag("--drain-delay", "4s").start().await;
+    let gateway = Launch::embedded().flag("--drain-delay", "1h").start().await;
     let before = gateway.get("/livez").await;
     assert_eq!(before.header("connection"), "");
-    let since = Instant::now();
     gateway.signal(Signal::TERM);
     draining(&gateway).await;
     let lease = gateway.post("job", json!({})).await;
@@ -146,8 +149,14 @@ async fn readyz_fails_before_requests_are_refused_at_shutdown() {
         gateway.delete("job", &Lease::from(&lease).token).await.header("connection"),
         "close"
     );
+    drop(gateway);
+
+    let launch = Launch::embedded().flag("--drain-delay", "2s").flag("--shutdown-grace", "1h");
+    let mut gateway = launch.start().await;
+    let since = Instant::now();
+    gateway.signal(Signal::TERM);
     assert_eq!(gateway.ended().await, Some(0));
-    assert!(since.elapsed() >= Duration::from_secs(4), "{:?}", since.elapsed());
+    assert!(since.elapsed() >= Duration::from_secs(2), "{:?}", since.elapsed());
 }
 
 #[tokio::test]
@@ -163,9 +172,14 @@ async fn sigint_acts_like_sigterm() {
 #[tokio::test]
 async fn an_acquire_in_flight_at_sigterm_is_answered() {
     let servers = masters(3);
-    let mut gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
+    // The masters go on within this time. A shutdown that waits for its grace would not end.
+    let launch = || {
+        let launch = Launch::over(&servers).flag("--shutdown-grace", "1h");
+        launch.flag("--clock-skew", "10s").flag("--node-timeout", "10s")
+    };
+    let mut gateway = launch().ready().await;
     servers[1..].iter().for_each(RedisServer::stop);
-    let asked = gateway.call(Method::POST, "/locks/job").json(&json!({ "ttl_ms": 60_000 }));
+    let asked = gateway.call(Method::POST, "/locks/job").json(&json!({ "ttl_ms": 300_000 }));
     let asked = tokio::spawn(asked.send());
     eventually("the acquire is in flight", async || {
         (stored_on(&servers, "job", |at| at == 0) == [0]).then_some(())
@@ -177,7 +191,7 @@ async fn an_acquire_in_flight_at_sigterm_is_answered() {
     let lease = Lease::from(&asked.await.expect("no panic"));
     assert_eq!(gateway.ended().await, Some(0));
 
-    let next = Launch::over(&servers).ready().await;
+    let next = launch().ready().await;
     assert_eq!(
         next.inspect("job").await["fencing_token"],
         lease.fencing,
@@ -188,15 +202,15 @@ async fn an_acquire_in_flight_at_sigterm_is_answered() {
 
 #[tokio::test]
 async fn idle_connections_do_not_delay_shutdown() {
-    let mut gateway = Launch::embedded().start().await;
+    // A shutdown that waits for these connections does not end during the test.
+    let launch = Launch::embedded().flag("--idle-timeout", "1h").flag("--shutdown-grace", "1h");
+    let mut gateway = launch.start().await;
     let mut fresh = gateway.raw().await;
     let mut used = gateway.raw().await;
     used.write("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(used.answer().await.status, 200);
-    let since = Instant::now();
     gateway.signal(Signal::TERM);
     assert_eq!(gateway.ended().await, Some(0));
-    assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT * 3, "{:?}", since.elapsed());
     assert_eq!((fresh.closed().await, used.closed().await), (String::new(), String::new()));
 }
 
@@ -208,7 +222,8 @@ async fn an_endless_request_does_not_outlive_the_grace() {
     gateway.signal(Signal::TERM);
     assert_eq!(gateway.ended().await, Some(0));
     let took = since.elapsed();
-    assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(5), "{took:?}");
+    assert!(took >= Duration::from_millis(300), "{took:?}");
+    // Otherwise the gateway would wait for the end of the request, and log no such line.
     assert!(
         gateway.stdout().contains("still in flight at the end of the grace period"),
         "{}",
@@ -232,16 +247,17 @@ async fn a_taken_port_is_named() {
 #[tokio::test]
 async fn slow_heads_are_cut_off_and_slow_bodies_are_408() {
     let gateway = Launch::embedded().flag("--idle-timeout", "12s").start().await;
+    let since = Instant::now();
     let mut body = half_sent(&gateway, "POST", "slow", "", "{\"ttl_ms\":60000}").await;
     let mut head = gateway.raw().await;
     head.write("POST /locks/slow HTTP/1.1\r\nhost: ").await;
-    let since = Instant::now();
     let answer = body.answer().await;
     let problem = answer.problem(408, "request_timeout");
     assert!(problem["detail"].as_str().unwrap().contains("10s"), "{problem:#}");
+    assert!(since.elapsed() >= Duration::from_secs(10), "{:?}", since.elapsed());
     let cut_off = head.closed().await;
     assert!(!cut_off.contains(" 20"), "{cut_off}");
-    assert!(since.elapsed() > Duration::from_secs(8), "{:?}", since.elapsed());
+    assert!(since.elapsed() >= Duration::from_secs(12), "{:?}", since.elapsed());
     assert_eq!(gateway.inspect("slow").await["state"], "free");
 }
 
@@ -249,9 +265,10 @@ async fn slow_heads_are_cut_off_and_slow_bodies_are_408() {
 /// must go on.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_stops_nothing() {
-    let servers = masters(3);
+    let mut servers = masters(3);
     let port = free_port();
     let launch = Launch::over(&servers).flag("--listen", &format!("127.0.0.1:{port}"));
+    let launch = launch.flag("--node-timeout", "6s");
     let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
     let gateway = launch.serve_into(SocketAddr::from(([127, 0, 0, 1], port)), full).await;
     for n in 0..3 {
@@ -264,8 +281,11 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
         let lease = gateway.acquire_soon(&name, json!({})).await;
         assert_eq!(gateway.delete(&name, &lease.token).await.status, 204);
     }
-    servers.iter().for_each(RedisServer::stop);
-    gateway.post("job", json!({ "ttl_ms": 1_000 })).await.problem(503, "quorum_unavailable");
-    servers.iter().for_each(RedisServer::cont);
-    assert!(Samples::of(&gateway).await.get("redlock_log_lines_dropped_total", &[]) > 0.0);
+    servers.iter_mut().for_each(RedisServer::kill);
+    gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    eventually("the lines that were not written are counted", async || {
+        let dropped = Samples::of(&gateway).await.get("redlock_log_lines_dropped_total", &[]);
+        (dropped > 0.0).then_some(())
+    })
+    .await;
 }

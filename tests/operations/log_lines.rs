@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 
 use crate::http::keys::{HOLDER, file, key, with_keys};
+use crate::support::client::lock_path;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{eventually, masters};
-use crate::support::waiters::{LONG_MS, start_waiting, waiting_acquire};
+use crate::support::waiters::{HOUR_MS, patient, start_waiting, waiting_acquire};
 
 /// The lines of the log that are warnings or errors and are about a request.
 fn warnings(gateway: &Gateway) -> Vec<Value> {
@@ -21,10 +22,10 @@ fn warnings(gateway: &Gateway) -> Vec<Value> {
     lines.filter(|line| is_loud(line) && !line["request_id"].is_null()).collect()
 }
 
-/// A gateway whose masters have died, with the time limits of a quick test.
+/// A gateway whose masters have died.
 async fn without_quorum(flags: &[&str]) -> Gateway {
     let mut servers = masters(3);
-    let launch = Launch::over(&servers).flag("--node-timeout", "50ms").env("RUST_LOG", "info");
+    let launch = Launch::over(&servers).flag("--node-timeout", "6s").env("RUST_LOG", "info");
     let launch = flags.iter().fold(launch, |launch, flag| launch.argument(flag));
     let gateway = launch.ready().await;
     servers.iter_mut().for_each(|server| server.kill());
@@ -41,7 +42,7 @@ async fn a_lost_quorum_gives_one_warning_a_minute() {
     // Longer than a second, and much shorter than a minute.
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(3) {
-        let answer = gateway.post("secret-project", json!({ "ttl_ms": 1_000 })).await;
+        let answer = gateway.post("secret-project", json!({})).await;
         answer.problem(503, "quorum_unavailable");
         assert_eq!(gateway.readyz().await.status, 503);
     }
@@ -52,8 +53,9 @@ async fn a_lost_quorum_gives_one_warning_a_minute() {
     })
     .await;
     let warnings = warnings(&gateway);
-    assert_eq!(warnings.len(), 1, "{warnings:#?}");
-    assert_eq!(warnings[0]["code"], "quorum_unavailable");
+    let minutes = 1 + began.elapsed().as_secs() as usize / 60;
+    assert!((1..=minutes).contains(&warnings.len()), "in {minutes} minutes: {warnings:#?}");
+    assert!(warnings.iter().all(|it| it["code"] == "quorum_unavailable"), "{warnings:#?}");
     let log = gateway.stdout();
     assert_eq!(log.matches("QUORUM LOST").count(), 1, "{log}");
     assert!(log.contains("\"runbook\":\"/docs/operations#quorum-lost\""), "{log}");
@@ -110,20 +112,21 @@ async fn a_refusal_names_the_client_and_the_flag() {
     let known = key("ci", HOLDER, "*").await;
     let keys = file(&[&known]);
     let launch = with_keys(&keys).flag("--max-waiters-per-client", "1").env("RUST_LOG", "info");
-    let gateway = launch.flag("--public", "metrics").start().await;
-    known.acquire(&gateway, "job").await;
+    let gateway = patient(launch).flag("--public", "metrics").start().await;
+    let acquire = known.call(&gateway, Method::POST, &lock_path("job"));
+    assert_eq!(acquire.json(&json!({ "ttl_ms": HOUR_MS })).send().await.status, 201);
     let waits = || {
-        let call = waiting_acquire(&gateway, "job", LONG_MS);
+        let call = waiting_acquire(&gateway, "job", HOUR_MS);
         call.header("authorization", known.bearer())
     };
     let _waiter = start_waiting(&gateway, waits()).await;
     let by_key = waits().send().await.problem(429, "too_many_waiters");
 
     let open = Launch::embedded().flag("--max-waiters-per-client", "1").env("RUST_LOG", "info");
-    let open = open.start().await;
-    open.acquire("job").await;
-    let _other = start_waiting(&open, waiting_acquire(&open, "job", LONG_MS)).await;
-    let by_address = waiting_acquire(&open, "job", LONG_MS).send().await;
+    let open = patient(open).start().await;
+    open.acquire_for("job", HOUR_MS).await;
+    let _other = start_waiting(&open, waiting_acquire(&open, "job", HOUR_MS)).await;
+    let by_address = waiting_acquire(&open, "job", HOUR_MS).send().await;
     let by_address = by_address.problem(429, "too_many_waiters");
 
     for (gateway, problem, client) in

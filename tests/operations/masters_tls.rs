@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
+use crate::operations::reconfigure::use_once;
 use crate::support::certificates::{Authority, Client, Issued, certificate};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, free_port};
@@ -71,7 +72,10 @@ async fn masters_with_tls_are_used_only_with_a_trusted_authority() {
     let ours = Authority::new();
     let theirs = Authority::new();
     let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), false);
-    let launch = || Launch::embedded().nodes(std::slice::from_ref(&url)).brand_new();
+    let launch = || {
+        let launch = Launch::embedded().nodes(std::slice::from_ref(&url)).brand_new();
+        launch.flag("--node-timeout", "6s")
+    };
     works(&launch().env("SSL_CERT_FILE", &ours.ca()).start().await, &server).await;
     works(&launch().flag("--node-ca", &ours.ca()).start().await, &server).await;
     let deceived = launch().env("SSL_CERT_FILE", &theirs.ca()).start().await;
@@ -92,6 +96,7 @@ async fn a_master_gets_the_client_certificate_now_in_the_file() {
         Launch::embedded()
             .nodes(std::slice::from_ref(&url))
             .brand_new()
+            .flag("--node-timeout", "6s")
             .flag("--node-ca", &ours.ca())
     };
     let launch =
@@ -111,6 +116,8 @@ async fn a_master_gets_the_client_certificate_now_in_the_file() {
             "check",
             "--node",
             &url,
+            "--node-timeout",
+            "6s",
             "--node-ca",
             &ours.ca(),
             "--node-cert",
@@ -253,7 +260,11 @@ impl Renewed {
     /// soon end.
     async fn kept_connections(&self) -> BTreeSet<String> {
         eventually("the gateway keeps a connection for requests and one for hints", async || {
-            Some(self.connections(2)).filter(|kept| kept.len() >= 2)
+            let list = self.server.cmd(&["CLIENT", "LIST", "TYPE", "pubsub"]).text();
+            let hints = list.lines().filter_map(|line| line.split(' ').next());
+            let kept = self.connections(2);
+            let has_hints = hints.into_iter().any(|id| kept.contains(id));
+            (has_hints && kept.len() >= 2).then_some(kept)
         })
         .await
     }
@@ -280,7 +291,7 @@ impl Renewal {
         let (masters, urls): (Vec<_>, Vec<_>) = started.into_iter().unzip();
         let trusted = Scratch::new("trusted.pem", "");
         replace(&authority.ca(), trusted.path());
-        let launch = Launch::embedded().nodes(&urls).brand_new().flag("--node-timeout", "2s");
+        let launch = Launch::embedded().nodes(&urls).brand_new().flag("--node-timeout", "6s");
         let gateway = Arc::new(launch.flag("--node-ca", trusted.path()).ready().await);
         let is_over = Arc::new(AtomicBool::new(false));
         let done: Arc<[AtomicU32; CLIENTS]> = Arc::default();
@@ -289,11 +300,7 @@ impl Renewal {
             tokio::spawn(async move {
                 let name = format!("client-{number}");
                 while !is_over.load(Ordering::Acquire) {
-                    let token = gateway.acquire(&name).await.token;
-                    let extended = gateway.patch(&name, &token, 60_000).await;
-                    assert_eq!(extended.status, 200, "{extended:?}");
-                    let released = gateway.delete(&name, &token).await;
-                    assert_eq!(released.status, 204, "{released:?}");
+                    use_once(&gateway, &name, 300_000).await.expect("a success");
                     done[number].fetch_add(3, Ordering::Relaxed);
                 }
             })
@@ -335,7 +342,7 @@ impl Renewal {
 async fn certificates_of_masters_are_renewed_under_load() {
     let authority = Authority::new();
     let renewal = Renewal::start(&authority).await;
-    let held = renewal.gateway.acquire("held").await;
+    let held = renewal.gateway.acquire_for("held", 300_000).await;
     for (number, master) in renewal.masters.iter().enumerate() {
         let kept = master.kept_connections().await;
         let new = authority.issue(&format!("new-{number}"), "/CN=redis");
@@ -352,7 +359,7 @@ async fn certificates_of_masters_are_renewed_under_load() {
     let set = ["CONFIG", "SET", "tls-cert-file", &other.cert, "tls-key-file", &master.own.key];
     assert!(master.server.answer(&set).is_err_and(|error| error.contains("TLS")));
     master.serves(&authority, &master.own).await;
-    assert_eq!(renewal.gateway.patch("held", &held.token, 60_000).await.status, 200);
+    assert_eq!(renewal.gateway.patch("held", &held.token, 300_000).await.status, 200);
     renewal.ends().await;
 }
 
@@ -361,7 +368,7 @@ async fn masters_move_to_a_new_authority_under_load() {
     let old = Authority::new();
     let new = Authority::new();
     let renewal = Renewal::start(&old).await;
-    let held = renewal.gateway.acquire("held").await;
+    let held = renewal.gateway.acquire_for("held", 300_000).await;
     let pem = |authority: &Authority| std::fs::read(authority.ca()).expect("a file");
     write_over(renewal.trusted.path(), &[pem(&old), pem(&new)].concat());
     // The gateway accepts the old certificate and the new one.
@@ -379,6 +386,6 @@ async fn masters_move_to_a_new_authority_under_load() {
         master.reconnected(&renewal.gateway).await;
         renewal.goes_on().await;
     }
-    assert_eq!(renewal.gateway.patch("held", &held.token, 60_000).await.status, 200);
+    assert_eq!(renewal.gateway.patch("held", &held.token, 300_000).await.status, 200);
     renewal.ends().await;
 }

@@ -2,20 +2,22 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Method};
 use serde_json::json;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::client::TlsStream;
 
 use crate::support::certificates::{Authority, Client};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::eventually;
+use crate::support::harness::{daily_or_long, eventually};
 use crate::support::http2::{
     CONTINUATION, END_HEADERS, END_STREAM, HEADERS, Http2, SETTINGS, block, frame, get,
 };
 use crate::support::metrics::Samples;
+use crate::support::waiters::{HOUR_MS, patient};
 
 const FEW: usize = 400;
 const MANY: usize = 16_000;
@@ -30,7 +32,7 @@ const OF_TASKS: f64 = if cfg!(debug_assertions) { 1.45 } else { 1.0 };
 const OF_BUFFERS: f64 = if cfg!(debug_assertions) { 1.2 } else { 1.0 };
 
 fn connections() -> usize {
-    if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { MANY } else { FEW }
+    daily_or_long(FEW, MANY)
 }
 
 /// The beginning of a request head that is just below the size limit.
@@ -99,13 +101,14 @@ async fn connect(gateway: &Gateway, number: usize) -> TcpStream {
     socket.connect(gateway.address()).await.expect("the gateway listens")
 }
 
-/// Resident memory, as soon as it no longer grows.
+/// Resident memory, as soon as it no longer grows. A gateway on a busy machine has first handled
+/// everything that has arrived.
 async fn resident(gateway: &Gateway) -> f64 {
     let mut last = 0.0;
     eventually("the memory no longer grows", async || {
         let before = std::mem::replace(&mut last, gateway.resident());
         tokio::time::sleep(Duration::from_millis(200)).await;
-        (last <= before * 1.001).then_some(last)
+        (gateway.is_idle() && last <= before * 1.001).then_some(last)
     })
     .await
 }
@@ -140,7 +143,8 @@ async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) {
 }
 
 fn launch(count: usize) -> Launch {
-    Launch::embedded().flag("--max-connections", &count.to_string()).env("RUST_LOG", "info")
+    let launch = patient(Launch::embedded()).flag("--max-connections", &count.to_string());
+    launch.flag("--idle-timeout", "1h").env("RUST_LOG", "info")
 }
 
 #[tokio::test]
@@ -186,21 +190,48 @@ async fn partial_heads_over_tls_stay_within_their_stated_memory() {
     .await;
 }
 
+/// After this time the gateway closes a connection that does not answer a PING: 20 s until the
+/// PING, and 30 s for the answer.
+const SILENT: Duration = Duration::from_secs(20 + 30);
+
+/// Open connections to a gateway.
+struct Held {
+    _gateway: Gateway,
+    streams: Vec<TlsStream<TcpStream>>,
+    /// A time before the first of them was opened.
+    began: Instant,
+}
+
+impl Held {
+    /// How many connections the gateway has closed.
+    fn closed(&self) -> usize {
+        self.streams.iter().filter(|stream| is_closed(stream.get_ref().0)).count()
+    }
+
+    #[track_caller]
+    fn assert_none_is_closed(&self, what: &str) {
+        let closed = self.closed();
+        let is_silent = self.began.elapsed() > SILENT;
+        assert!(closed == 0 || is_silent, "{what}: {closed} connections were closed");
+    }
+}
+
 /// Opens connections, sends these bytes and a partial TLS record on each, and compares the memory
-/// with the estimate. Returns how many connections the gateway has closed.
-async fn hold_over_http2(what: &str, head: &[u8]) -> usize {
+/// with the estimate.
+async fn hold_over_http2(what: &str, head: &[u8]) -> Held {
     hold_requests_over_http2(what, head, 1).await
 }
 
 /// Like [`hold_over_http2`], for a head that begins `requests` requests. Each counts against
 /// `--max-connections`.
-async fn hold_requests_over_http2(what: &str, head: &[u8], requests: usize) -> usize {
+async fn hold_requests_over_http2(what: &str, head: &[u8], requests: usize) -> Held {
     let count = connections().min(4_000);
     let (launch, client, _authority) = over_tls(launch(count));
     let slots = (count * requests).to_string();
     let gateway = launch.clone().flag("--max-connections", &slots).start().await;
     let client = client.speaking_http2();
     let before = resident(&gateway).await;
+    let began = Instant::now();
     let mut streams = Vec::new();
     for number in 0..count {
         let stream = connect(&gateway, number).await;
@@ -213,7 +244,7 @@ async fn hold_requests_over_http2(what: &str, head: &[u8], requests: usize) -> u
         let _ = stream.get_mut().0.write_all(&partial_record()).await;
     }
     holds(&gateway, (&launch, "--max-connections"), before, what, count).await;
-    streams.iter().filter(|stream| is_closed(stream.get_ref().0)).count()
+    Held { _gateway: gateway, streams, began }
 }
 
 /// Whether the other end has closed the connection.
@@ -230,7 +261,8 @@ fn is_closed(stream: &TcpStream) -> bool {
 #[tokio::test]
 async fn partial_http2_heads_stay_within_their_stated_memory() {
     let head = http2(&[large_http2_head()]);
-    assert_eq!(hold_over_http2("partial heads over HTTP/2", &head).await, 0, "none is closed");
+    let what = "partial heads over HTTP/2";
+    hold_over_http2(what, &head).await.assert_none_is_closed(what);
 }
 
 /// The library keeps the buffer of a long frame. It ignores a frame of an unknown type.
@@ -238,11 +270,8 @@ async fn partial_http2_heads_stay_within_their_stated_memory() {
 async fn http2_heads_after_long_frames_stay_within_stated_memory() {
     const UNKNOWN: u8 = 0xee;
     let head = http2(&[frame(UNKNOWN, 0, 0, &[0; 16_000]), large_http2_head()]);
-    assert_eq!(
-        hold_over_http2("partial heads after long frames", &head).await,
-        0,
-        "none is closed"
-    );
+    let what = "partial heads after long frames";
+    hold_over_http2(what, &head).await.assert_none_is_closed(what);
 }
 
 /// A partial head with as many short fields as fit into the limit on heads, except for a few. For
@@ -256,7 +285,8 @@ fn short_fields() -> Vec<u8> {
 #[tokio::test]
 async fn short_http2_fields_stay_within_their_stated_memory() {
     let head = http2(&[short_fields()]);
-    assert_eq!(hold_over_http2("heads with many short fields", &head).await, 0, "none is closed");
+    let what = "heads with many short fields";
+    hold_over_http2(what, &head).await.assert_none_is_closed(what);
 }
 
 /// After short fields comes a field without an end. It fills as many CONTINUATION frames as the
@@ -269,8 +299,8 @@ async fn endless_http2_fields_stay_within_their_stated_memory() {
     field.resize(FRAME, b'y');
     let more = frame(CONTINUATION, 0, 1, &field);
     let head = http2(&[short_fields(), more.repeat(5), more[..FRAME].to_vec()]);
-    let closed = hold_over_http2("heads with an endless field", &head).await;
-    assert!(closed > 0, "the gateway closes the connections");
+    let held = hold_over_http2("heads with an endless field", &head).await;
+    assert!(held.closed() > 0, "the gateway closes the connections");
 }
 
 /// The client does not acknowledge the size of the header table, and adds entries that keep large
@@ -311,8 +341,7 @@ async fn header_table_entries_stay_within_their_stated_memory() {
         let mut last = large_http2_head();
         last[8] = 2 * requests.len() as u8 + 1;
         let head = http2(&[requests.concat(), last]);
-        let closed = hold_requests_over_http2(what, &head, requests.len()).await;
-        assert_eq!(closed, 0, "{what}: no connection is closed");
+        hold_requests_over_http2(what, &head, requests.len()).await.assert_none_is_closed(what);
     }
 }
 
@@ -335,22 +364,35 @@ fn heads_without_bodies(more: usize) -> Vec<u8> {
 #[tokio::test]
 async fn http2_heads_without_bodies_stay_within_their_stated_memory() {
     // As many fields as a request may have.
-    let closed = hold_over_http2("heads without bodies", &heads_without_bodies(98)).await;
-    assert_eq!(closed, 0, "none is closed");
+    let what = "heads without bodies";
+    hold_over_http2(what, &heads_without_bodies(98)).await.assert_none_is_closed(what);
 }
 
 #[tokio::test]
 async fn refused_http2_fields_stay_within_their_stated_memory() {
-    let closed = hold_over_http2("heads with too many fields", &heads_without_bodies(200)).await;
-    assert_eq!(closed, 0, "none is closed");
+    let what = "heads with too many fields";
+    hold_over_http2(what, &heads_without_bodies(200)).await.assert_none_is_closed(what);
 }
 
 #[tokio::test]
 async fn bodies_sent_byte_by_byte_keep_no_buffer_for_each_byte() {
-    const BYTES: usize = 1000;
+    eventually("all bytes arrive before the gateway gives a body up", async || {
+        let grown = grown_by_bodies_sent_byte_by_byte().await?;
+        assert!(grown < 5e6, "{grown} bytes for {BODIES} bodies of {BYTES} bytes");
+        Some(())
+    })
+    .await;
+}
+
+const BODIES: usize = 40;
+const BYTES: usize = 250;
+
+/// How much the memory of a gateway grows. `None` if the gateway has given one of the bodies up,
+/// because the body took longer than 10 s on a busy machine.
+async fn grown_by_bodies_sent_byte_by_byte() -> Option<f64> {
     let gateway = Launch::embedded().env("RUST_LOG", "info").start().await;
     let mut streams = Vec::new();
-    for number in 0..10 {
+    for number in 0..BODIES {
         let mut stream = connect(&gateway, number).await;
         stream.set_nodelay(true).expect("an option");
         let head = "POST /locks/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9000\r\n\r\n";
@@ -360,13 +402,17 @@ async fn bodies_sent_byte_by_byte_keep_no_buffer_for_each_byte() {
     let before = resident(&gateway).await;
     for _ in 0..BYTES {
         for stream in &mut streams {
-            send(stream, b" ").await;
+            stream.write_all(b" ").await.ok()?;
         }
         // During the pause the gateway reads the byte, so it reads every byte separately.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let grown = resident(&gateway).await - before;
-    assert!(grown < 5e6, "{grown} bytes for ten bodies of {BYTES} bytes");
+    let is_whole = |stream: &TcpStream| {
+        let answered = stream.try_read(&mut [0; 1]);
+        answered.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    };
+    streams.iter().all(is_whole).then_some(grown)
 }
 
 #[tokio::test]
@@ -378,7 +424,7 @@ async fn waiting_requests_stay_within_their_stated_memory() {
     let gateway = launch.clone().start().await;
     let names = count.div_ceil(100);
     for name in 0..names {
-        gateway.acquire_for(&format!("job-{name}"), 200_000).await;
+        gateway.acquire_for(&format!("job-{name}"), HOUR_MS).await;
     }
     let mut streams = Vec::new();
     for number in 0..count {
@@ -388,7 +434,7 @@ async fn waiting_requests_stay_within_their_stated_memory() {
         streams.push(stream);
     }
     let before = resident(&gateway).await;
-    let body = r#"{"ttl_ms": 60000, "wait_ms": 25000}"#;
+    let body = json!({ "ttl_ms": 60_000, "wait_ms": HOUR_MS }).to_string();
     for (number, stream) in streams.iter_mut().enumerate() {
         let name = number % names;
         let length = body.len();
@@ -420,7 +466,7 @@ async fn waiting_http2_streams_stay_within_their_stated_memory() {
     let other = open(0).await;
     let names = count.div_ceil(100);
     for name in 0..names {
-        let body = json!({ "ttl_ms": 200_000 });
+        let body = json!({ "ttl_ms": HOUR_MS });
         assert_eq!(other.post(&format!("/locks/job-{name}"), &body).await.status, 201);
     }
     let mut connections = Vec::new();
@@ -429,7 +475,7 @@ async fn waiting_http2_streams_stay_within_their_stated_memory() {
         assert_eq!(connection.get("/livez").await.status, 200);
         connections.push(connection);
     }
-    let body = json!({ "ttl_ms": 60_000, "wait_ms": 25_000 });
+    let body = json!({ "ttl_ms": 60_000, "wait_ms": HOUR_MS });
     let mut waiting = Vec::new();
     for number in 0..count {
         let (connection, path) = (&connections[number / STREAMS], number % names);

@@ -87,7 +87,7 @@ impl Prometheus {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let rules = source_root().join("k8s/monitoring/alerts.yaml");
         let config = format!(
-            "global: {{ scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms }}\n\
+            "global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 250ms }}\n\
              rule_files: [{rules:?}]\n\
              scrape_configs:\n- job_name: redlock-gateway\n  static_configs: [{{ targets: [\"{scraped}\"] }}]\n"
         );
@@ -152,10 +152,14 @@ async fn every_query_finds_data_in_a_real_prometheus() {
         })
         .await;
     }
-    let rules = prometheus.ask(&gateway, "/api/v1/rules").await.expect("rules");
-    let groups = rules["groups"].as_array().expect("groups").iter();
-    let rules: Vec<_> =
-        groups.flat_map(|group| group["rules"].as_array().expect("rules")).collect();
+    let rules = eventually("every rule was evaluated", async || {
+        let rules = prometheus.ask(&gateway, "/api/v1/rules").await?;
+        let groups = rules["groups"].as_array().expect("groups").iter();
+        let rules = groups.flat_map(|group| group["rules"].as_array().expect("rules"));
+        let rules: Vec<_> = rules.cloned().collect();
+        rules.iter().all(|rule| rule["health"] != "unknown").then_some(rules)
+    })
+    .await;
     assert_eq!(rules.len(), 28);
     for rule in rules {
         assert_eq!((&rule["health"], &rule["lastError"]), (&json!("ok"), &Value::Null), "{rule:#}");

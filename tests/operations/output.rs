@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
 
 use http::Method;
 use rustix::io::ioctl_fionbio;
@@ -19,11 +18,8 @@ use crate::support::resp::Resp;
 
 /// A pipe's default capacity on Linux (pipe(7)).
 const PIPE_BYTES: usize = 64 << 10;
-/// How long a request may take. It takes milliseconds if the log does not block it, and for ever if
-/// the log does.
-const QUICK: Duration = Duration::from_secs(5);
-/// Longer than one round of requests, and shorter than the test.
-const TTL_MS: u64 = 10_000;
+/// Longer than one round of requests, also on a busy machine.
+const TTL_MS: u64 = 300_000;
 
 fn local(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
@@ -51,26 +47,25 @@ async fn dropped(gateway: &Gateway) -> f64 {
     Samples::of(gateway).await.get("redlock_log_lines_dropped_total", &[])
 }
 
-async fn in_time<T>(what: &str, done: impl Future<Output = T>) -> T {
-    let since = Instant::now();
-    let done = done.await;
-    assert!(since.elapsed() < QUICK, "{what} took {:?}", since.elapsed());
-    done
-}
-
-async fn ends_in_time(gateway: &mut Gateway) {
+/// Ends a gateway. A gateway that its log blocks does not end, and neither does one that waits for
+/// its grace.
+async fn ends(gateway: &mut Gateway) {
     gateway.signal(Signal::TERM);
-    assert_eq!(in_time("the end", gateway.ended()).await, Some(0));
+    assert_eq!(gateway.ended().await, Some(0));
 }
 
-/// The log is blocked. Still, `/livez` and PATCH must answer, and locks must not expire.
+/// The log is blocked. Still, `/livez` and PATCH must answer, and locks must not expire. A request
+/// that the log blocks is never answered.
 #[tokio::test]
 async fn an_unread_log_delays_no_request_and_loses_no_lock() {
     let port = free_port();
     let servers = masters(3);
     let (mut reader, writer) = pipe().expect("a pipe");
-    let launch =
-        Launch::over(&servers).flag("--listen", &local(port).to_string()).env("RUST_LOG", "trace");
+    let launch = Launch::over(&servers)
+        .flag("--listen", &local(port).to_string())
+        .flag("--shutdown-grace", "1h")
+        .env("RUST_LOG", "trace");
+    let launch = launch.flag("--node-timeout", "6s");
     let mut gateway = launch.serve_into(local(port), file(writer)).await;
     gateway.all_nodes_admitted().await;
     let lease = gateway.acquire_for("held", TTL_MS).await;
@@ -79,18 +74,18 @@ async fn an_unread_log_delays_no_request_and_loses_no_lock() {
     let mut requests = 0;
     while requests < enough || dropped(&gateway).await == 0.0 {
         for _ in 0..50 {
-            assert_eq!(in_time("/livez", gateway.get("/livez")).await.status, 200);
+            assert_eq!(gateway.get("/livez").await.status, 200);
             requests += 1;
         }
         let name = format!("job-{requests}");
-        let other = in_time("POST", gateway.acquire(&name)).await;
-        assert_eq!(in_time("DELETE", gateway.delete(&name, &other.token)).await.status, 204);
-        assert_eq!(in_time("PATCH", gateway.patch("held", &lease.token, TTL_MS)).await.status, 200);
+        let other = gateway.acquire(&name).await;
+        assert_eq!(gateway.delete(&name, &other.token).await.status, 204);
+        assert_eq!(gateway.patch("held", &lease.token, TTL_MS).await.status, 200);
     }
     let before = dropped(&gateway).await;
     eventually("the counter rises", async || (dropped(&gateway).await > before).then_some(()))
         .await;
-    ends_in_time(&mut gateway).await;
+    ends(&mut gateway).await;
     let mut written = Vec::new();
     reader.read_to_end(&mut written).expect("the pipe ends with the process");
     assert!(
@@ -104,8 +99,10 @@ async fn an_unread_log_delays_no_request_and_loses_no_lock() {
 async fn a_log_resumes_when_it_is_read_again() {
     let port = free_port();
     let (mut reader, output) = full_pipe();
-    let launch =
-        Launch::embedded().flag("--listen", &local(port).to_string()).env("RUST_LOG", "debug");
+    let launch = Launch::embedded()
+        .flag("--listen", &local(port).to_string())
+        .flag("--shutdown-grace", "1h")
+        .env("RUST_LOG", "debug");
     let mut gateway = launch.serve_into(local(port), output).await;
     let read = std::thread::spawn(move || {
         let mut text = String::new();
@@ -113,7 +110,7 @@ async fn a_log_resumes_when_it_is_read_again() {
         text
     });
     gateway.call(Method::GET, "/livez").header("x-request-id", "the-last-one").send().await;
-    ends_in_time(&mut gateway).await;
+    ends(&mut gateway).await;
     let text = read.join().expect("the reader does not panic");
     for words in ["redlock-gateway 0", "\"listening\"", "\"the-last-one\"", "\"stopped\""] {
         assert!(text.contains(words), "no {words:?} in\n{text}");
@@ -124,13 +121,15 @@ async fn a_log_resumes_when_it_is_read_again() {
 async fn a_full_pipe_blocks_neither_start_nor_shutdown() {
     let port = free_port();
     let (_reader, output) = full_pipe();
-    let launch = Launch::embedded().flag("--listen", &local(port).to_string());
+    let launch = Launch::embedded()
+        .flag("--listen", &local(port).to_string())
+        .flag("--shutdown-grace", "1h");
     let second = output.try_clone().expect("a descriptor");
     let mut gateway = launch.clone().serve_into(local(port), output).await;
     // The port is taken, so the start must fail.
-    let finished = in_time("a start that fails", launch.spawn_into(second).finish()).await;
+    let finished = launch.spawn_into(second).finish().await;
     assert_eq!(finished.code, Some(1));
-    ends_in_time(&mut gateway).await;
+    ends(&mut gateway).await;
 }
 
 /// `reconfigure` stops the votes of masters. If it blocked or panicked while it prints, no gateway
@@ -144,7 +143,7 @@ async fn reconfigure_finishes_when_its_output_is_not_read() {
             .nodes(&urls)
             .flag("--max-ttl", max_ttl)
             .flag("--default-ttl", "500ms");
-        times.flag("--clock-skew", "100ms")
+        times.flag("--clock-skew", "100ms").flag("--node-timeout", "5s")
     };
     let gateway = launch(&["--listen", "127.0.0.1:0", "--bootstrap"], "3s").ready().await;
     drop(gateway);

@@ -50,7 +50,9 @@ async fn environment_variables_of_the_redlock_command_are_accepted() {
 
 #[tokio::test]
 async fn an_unknown_log_level_is_refused() {
-    for level in ["verbose", "info,verbsoe", "redlock_gateway=loud"] {
+    for level in
+        ["verbose", "info,verbsoe", "redlock_gateway=loud", "redlock_gateway[request]=debug"]
+    {
         for launch in [Launch::embedded(), Launch::bare(&["check"])] {
             assert_refused(
                 level,
@@ -62,7 +64,7 @@ async fn an_unknown_log_level_is_refused() {
     // An empty filter counts as no filter. It must not switch the log off.
     let empty = Launch::embedded().env("RUST_LOG", " ,").start().await;
     assert!(empty.stdout().contains("\"listening\""), "{}", empty.stdout());
-    for level in ["INFO", "warn,fred=debug", "redlock_gateway::http=trace,off", ""] {
+    for level in ["INFO", "warn, fred=debug", "redlock_gateway::http=trace,off", ""] {
         let checked = Launch::bare(&["check"]).env("RUST_LOG", level).finish().await;
         assert_eq!(checked.code, Some(0), "{level}: {checked:?}");
     }
@@ -72,7 +74,10 @@ async fn an_unknown_log_level_is_refused() {
 async fn check_agrees_with_start_on_a_new_cluster() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
-    let check = |words: &[&str]| Launch::bare(&[&["check"], words].concat()).nodes(&urls).finish();
+    let check = |words: &[&str]| {
+        let launch = Launch::bare(&[&["check"], words].concat()).nodes(&urls);
+        launch.flag("--node-timeout", "6s").finish()
+    };
 
     let with = check(&["--bootstrap"]).await;
     assert_eq!(with.code, Some(0), "{with:?}");
@@ -118,17 +123,15 @@ async fn a_password_file_serves_nodes_whose_url_has_none() {
     let file = Scratch::new("password", &format!("{secret}\n"));
     let bare = |server: &RedisServer| format!("redis://127.0.0.1:{}", server.port());
     let urls = [servers[0].url(), bare(&servers[1]), bare(&servers[2])];
-    let with_file =
-        |words: &[&str]| Launch::bare(words).nodes(&urls).flag("--node-password-file", file.path());
+    let with_file = |words: &[&str]| {
+        let launch = Launch::bare(words).nodes(&urls).flag("--node-timeout", "6s");
+        launch.flag("--node-password-file", file.path())
+    };
 
     let checked = with_file(&["check", "--bootstrap"]).finish().await;
     assert!(checked.code == Some(0) && !checked.stdout.contains(secret), "{checked:?}");
-    let gateway = Launch::embedded()
-        .nodes(&urls)
-        .flag("--node-password-file", file.path())
-        .argument("--bootstrap")
-        .ready()
-        .await;
+    let serve = ["--listen", "127.0.0.1:0", "--bootstrap"];
+    let gateway = with_file(&serve).ready().await;
     gateway.acquire("job").await;
     drop(gateway);
     // The password also applies to the nodes that `reconfigure` removes.

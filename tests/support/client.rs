@@ -7,7 +7,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
@@ -72,6 +72,20 @@ impl Call {
     pub(crate) async fn send(self) -> Answer {
         let what = format!("{} {}", self.method, self.path);
         self.try_send().await.unwrap_or_else(|error| panic!("{what}: {error}"))
+    }
+
+    /// Sends the call, and repeats it as long as the answer is 503. On a busy machine, masters may
+    /// not answer in time.
+    pub(crate) async fn decided(self) -> Answer {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.clone().send().await;
+            if answer.status != 503 {
+                return answer;
+            }
+            assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {answer:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Sends the call. Fails if the connection broke before the answer was complete.
@@ -226,6 +240,14 @@ impl Lease {
     pub(crate) fn owner(&self) -> &str {
         self.token.rsplit('.').next().expect("a token has dots")
     }
+}
+
+/// Checks what is left of a time that began after `before`.
+#[track_caller]
+pub(crate) fn assert_left(left: u64, ttl_ms: u64, before: Instant) {
+    // Rounding, and the clock that a master reads once for each command, take up to 5 ms.
+    let passed = before.elapsed().as_millis() as u64 + 5;
+    assert!(left <= ttl_ms && left + passed >= ttl_ms, "{left} of {ttl_ms} ms after {passed} ms");
 }
 
 /// A connection for raw bytes.

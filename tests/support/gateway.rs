@@ -44,7 +44,9 @@ pub(crate) fn built(what: &[&str]) -> PathBuf {
         profile => profile,
     };
     let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--profile", profile, "--target-dir"])
+        // The same selection of features as that of the tests: see tests/build.
+        .args(["build", "--quiet", "--workspace", "--lib", "--bins", "--test", "black_box"])
+        .args(["--profile", profile, "--target-dir"])
         .arg(out.parent().expect("a target directory"))
         .args(what)
         .current_dir(source_root())
@@ -175,13 +177,7 @@ impl Launch {
             }
         };
         command.args(&self.args);
-        let inherited = std::env::vars_os().map(|(name, _)| name);
-        for name in inherited
-            .filter(|name| name == "RUST_LOG" || name.to_string_lossy().starts_with("REDLOCK_"))
-        {
-            command.env_remove(name);
-        }
-        command.env("RUST_LOG", "trace").envs(&self.env);
+        without_settings(&mut command).env("RUST_LOG", "trace").envs(&self.env);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("setpriv (util-linux) starts");
         let stdout = Captured::drain(child.stdout.take().expect("piped"));
@@ -204,7 +200,8 @@ impl Launch {
     /// nothing.
     pub(crate) fn spawn_into(&self, output: std::fs::File) -> Process {
         let mut command = dies_with_us(binary());
-        command.args(&self.args).envs(&self.env).stdin(Stdio::null());
+        command.args(&self.args).stdin(Stdio::null());
+        without_settings(&mut command).envs(&self.env);
         command.stdout(output.try_clone().expect("a descriptor")).stderr(output);
         let child = command.spawn().expect("setpriv (util-linux) starts");
         Process {
@@ -217,8 +214,9 @@ impl Launch {
 
     /// Serves at this address, with all output to this file. Returns when the gateway answers.
     pub(crate) async fn serve_into(self, address: SocketAddr, output: std::fs::File) -> Gateway {
-        let gateway = Gateway { process: self.spawn_into(output), address };
+        let mut gateway = Gateway { process: self.spawn_into(output), address };
         eventually("the gateway answers", async || {
+            assert!(!gateway.process.has_ended(), "the gateway did not start");
             gateway.call(Method::GET, "/livez").try_send().await.ok()
         })
         .await;
@@ -273,6 +271,16 @@ impl Launch {
         gateway.all_nodes_admitted().await;
         gateway
     }
+}
+
+/// Removes the settings that the process would inherit from the environment of the tests.
+fn without_settings(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        if name == "RUST_LOG" || name.to_string_lossy().starts_with("REDLOCK_") {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// Exit code and output of an ended process.
@@ -499,6 +507,18 @@ impl Gateway {
         kilobytes.expect("a number") * 1024.0
     }
 
+    /// Whether all threads of the process sleep. Then it has handled everything that has arrived.
+    pub(crate) fn is_idle(&self) -> bool {
+        let tasks = format!("/proc/{}/task", self.process.child.id());
+        let tasks = std::fs::read_dir(tasks).expect("the process lives").flatten();
+        let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+        let mut states = stats.map(|stat| {
+            let (_, rest) = stat.rsplit_once(") ").expect("the state follows the name");
+            rest.starts_with('S')
+        });
+        states.all(|sleeps| sleeps)
+    }
+
     /// Waits for the end of the process. Returns its exit code.
     pub(crate) async fn ended(&mut self) -> Option<i32> {
         self.process.ended().await.code()
@@ -511,6 +531,20 @@ impl Gateway {
     pub(crate) fn stderr(&self) -> String {
         self.process.stderr.text()
     }
+}
+
+/// Whether a request failed only because masters were late, as on a busy machine: at most one of
+/// them could not vote. `problem` is the body of the answer.
+pub(crate) fn is_late(status: u16, problem: &Value) -> bool {
+    let votes = ["agreed", "held", "free", "pending", "timeout", "clock"];
+    let can_vote = |node: &&Value| {
+        let text = |field: &str| node[field].as_str().unwrap_or_default();
+        // A vote against the request, in contrast to a master that must not vote.
+        let is_no = ["held by ", "has "].iter().any(|start| text("detail").starts_with(start));
+        votes.contains(&text("state")) || text("state") == "refused" && is_no
+    };
+    let nodes = problem["nodes"].as_array();
+    status == 503 && nodes.is_some_and(|it| it.len() - it.iter().filter(can_vote).count() <= 1)
 }
 
 /// A limit between two outcomes: a quick answer stays far below it, and a timeout lies far above.

@@ -24,9 +24,15 @@ use crate::support::cluster::clock_shim;
 use crate::support::gateway::{Scratch, module};
 use crate::support::resp::{Resp, Wire};
 
-/// How long a test waits for an event that must happen before it fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a test waits for an event before it fails. It ends a test that hangs, and never a test
+/// on a slow machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10 * 60);
 const POLL: Duration = Duration::from_millis(5);
+
+/// Returns `daily` in `tests/run`, and `long` in the part `long` of `tests/before-release`.
+pub(crate) fn daily_or_long<T>(daily: T, long: T) -> T {
+    if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { long } else { daily }
+}
 
 /// Polls until `probe` returns a value. Panics with `what` if it returns none in time.
 pub(crate) async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
@@ -127,7 +133,10 @@ impl Process {
     }
 
     fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("a child can be waited for").is_some()
+        let status = self.child.try_wait().expect("a child can be waited for");
+        // The shell of `dies_with_us` ends with this status. Another try would not help.
+        assert!(status.is_none_or(|it| it.code() != Some(127)), "the program is not installed");
+        status.is_some()
     }
 
     /// Sends SIGKILL. Returns when the process is gone.
@@ -378,6 +387,17 @@ impl RedisServer {
 
 pub(crate) fn masters(count: usize) -> Vec<RedisServer> {
     (0..count).map(|_| RedisServer::start()).collect()
+}
+
+/// Masters in Cluster mode, each with all slots.
+pub(crate) fn masters_in_cluster_mode(count: usize) -> Vec<RedisServer> {
+    let args = ["--cluster-enabled", "yes"].map(String::from).into();
+    let options = RedisOptions { args, ..RedisOptions::default() };
+    let servers: Vec<_> = (0..count).map(|_| RedisServer::start_with(options.clone())).collect();
+    for server in &servers {
+        server.cmd(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    }
+    servers
 }
 
 /// A disk for redis-servers. The test decides how long each fsync takes.

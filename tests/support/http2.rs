@@ -21,6 +21,9 @@ use crate::support::client::Answer;
 use crate::support::harness::{PATIENCE, eventually};
 use crate::support::stream::{Event, parsed};
 
+/// The TTL of extensions: the longest that a gateway grants by default.
+const EXTENDED_MS: u64 = 300_000;
+
 /// A connection. Dropping it cuts the connection, with all requests on it.
 pub(crate) struct Http2 {
     sender: SendRequest<Bytes>,
@@ -156,7 +159,7 @@ impl Http2 {
             token.parse().expect("a token"),
         )]);
         let body = if method == Method::PATCH {
-            Value::from_iter([("ttl_ms", 60_000)])
+            Value::from_iter([("ttl_ms", EXTENDED_MS)])
         } else {
             Value::Null
         };
@@ -252,7 +255,7 @@ impl Http2Events {
 
 /// Whether the gateway resets a request before it answers, and why.
 pub(crate) async fn reset_of(stream: &mut SendStream<Bytes>) -> h2::Reason {
-    let reset = timeout(PATIENCE * 2, poll_fn(|context| stream.poll_reset(context))).await;
+    let reset = timeout(PATIENCE, poll_fn(|context| stream.poll_reset(context))).await;
     reset.expect("a reset in time").expect("a reset")
 }
 

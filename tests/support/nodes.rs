@@ -25,8 +25,18 @@ use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
 use crate::support::resp::Resp;
 
 pub(crate) const PREFIX: &str = "lock:";
-/// A TTL so long that nothing expires while a test runs.
-pub(crate) const LONG_MS: u64 = 60_000;
+/// A TTL far longer than any pause in which a busy machine runs no process. A round gets a tenth of
+/// it.
+pub(crate) const LONG_MS: u64 = 120_000;
+/// How long rounds wait for a node. So a node on a busy machine does not look dead.
+pub(crate) const NODE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The settings of nodes in tests that are not about clocks. A busy machine may stand still for
+/// seconds between the making of a token and its arrival. The skew is so long that the node accepts
+/// the token all the same.
+pub(crate) fn node_settings() -> NodeSettings {
+    NodeSettings::default().with_max_clock_skew(Duration::from_secs(60))
+}
 
 /// This machine's wall clock in microseconds, from which tests make fencing tokens.
 pub(crate) fn now() -> u64 {
@@ -275,11 +285,22 @@ pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
 }
 
 pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
-    Settings { node, ..Settings::default() }.of_masters("tests", 1)
+    Settings { node, node_timeout: NODE_TIMEOUT, ..Settings::default() }.of_masters("tests", 1)
 }
 
 pub(crate) fn remote_node(url: &str) -> Arc<RemoteNode> {
-    remote_node_with(url, redis_settings(NodeSettings::default()), Arc::new(NoObserver))
+    remote_node_with(url, redis_settings(node_settings()), Arc::new(NoObserver))
+}
+
+/// A worker for tests in which its master hangs. It ends the session after a second without an
+/// answer, as in the default configuration. Other workers wait for a minute.
+pub(crate) fn hasty_node(url: &str) -> Arc<RemoteNode> {
+    hasty_node_with(url, Arc::new(NoObserver))
+}
+
+pub(crate) fn hasty_node_with(url: &str, observer: Arc<dyn Observer>) -> Arc<RemoteNode> {
+    let settings = Settings { node: node_settings(), ..Settings::default() };
+    remote_node_with(url, settings.of_masters("tests", 1), observer)
 }
 
 /// A worker for tests that are not about quarantine. Its quarantines end at once.
@@ -348,8 +369,7 @@ pub(crate) fn intercepted(
 
 /// Three nodes in memory, which answer at once.
 pub(crate) fn memory_nodes() -> Vec<Arc<MemoryNode>> {
-    let node =
-        |n| MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
+    let node = |n| MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), node_settings());
     (0..3).map(node).map(Arc::new).collect()
 }
 
@@ -387,12 +407,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts the servers. Returns when all nodes are admitted.
     pub(crate) async fn start(size: usize) -> Self {
-        Self::start_with(size, NodeSettings::default()).await
-    }
-
-    pub(crate) async fn start_with(size: usize, settings: NodeSettings) -> Self {
         let servers = masters(size);
-        let nodes = Self::remote_nodes(&servers, settings).await;
+        let nodes = Self::remote_nodes(&servers, node_settings()).await;
         Self { servers, nodes }
     }
 
@@ -412,10 +428,17 @@ impl Cluster {
         nodes
     }
 
-    /// The lock over all nodes. Its `node_timeout` is long, so that a node on a busy machine does
-    /// not look dead.
+    /// Puts a [`hasty_node`] in the place of a node whose master is going to hang. The other nodes
+    /// stay patient.
+    pub(crate) async fn make_hasty(&mut self, at: usize) {
+        let node = hasty_node(&self.servers[at].url());
+        in_state(node.as_ref(), NodeState::Admitted).await;
+        self.nodes[at] = node;
+    }
+
+    /// The lock over all nodes.
     pub(crate) fn redlock(&self) -> Redlock {
-        redlock(self.nodes.clone(), Duration::from_secs(2))
+        redlock(self.nodes.clone(), NODE_TIMEOUT)
     }
 
     /// Calls [`stored_on`] for these servers.
@@ -453,16 +476,23 @@ pub(crate) async fn no_master_stores(servers: &[RedisServer], name: &str) {
     .await;
 }
 
-/// Waits until no server stores the lock, and every server has a watermark of at least `least` that
-/// refuses repairs. A server has such a watermark only after the acquire or its release has run. So
-/// a request that is still in a socket cannot set the lock any more. Do not call this after a
-/// failed proposal on a lock that was never used before: the undo removes the watermark.
+/// Waits until no server stores the lock, and every server has a watermark that refuses repairs and
+/// is at least `least`, or was restored by an undo. A server has such a watermark only after the
+/// acquire and its release have run. So a request that is still in a socket cannot set the lock any
+/// more. Do not call this after a failed proposal on a lock that was never used before: the undo
+/// removes the watermark.
 pub(crate) async fn clean_for_good(servers: &[RedisServer], name: &str, least: u64) {
     let fence = format!("{{{PREFIX}{name}}}:fence");
     let fenced = |server: &RedisServer| match server.cmd(&["GET", &fence]) {
         Resp::Nil => false,
-        fence if fence.text().ends_with('+') => false,
-        fence => fence.text()[..16].parse::<u64>().expect("a number") >= least,
+        fence => {
+            let text = fence.text();
+            let (t, marks) = text.split_at(16);
+            // The undo of an acquire restores the watermark that stood before, with an end.
+            let is_restored = marks.starts_with('@');
+            let t: u64 = t.parse().expect("a number");
+            !marks.starts_with('+') && (is_restored || t >= least)
+        }
     };
     eventually("no node stores the lock, and all refuse its fencing token", async || {
         (servers.iter().all(fenced) && stored_on(servers, name, |_| true).is_empty()).then_some(())
@@ -471,6 +501,15 @@ pub(crate) async fn clean_for_good(servers: &[RedisServer], name: &str, least: u
 }
 
 pub(crate) fn redlock(nodes: Vec<Arc<dyn Node>>, node_timeout: Duration) -> Redlock {
-    let settings = Settings { node_timeout, key_prefix: PREFIX.into(), ..Settings::default() };
-    Redlock::new(nodes, settings, Env::default()).expect("good settings")
+    redlock_with(nodes, node_timeout, Env::default())
+}
+
+pub(crate) fn redlock_with(nodes: Vec<Arc<dyn Node>>, node_timeout: Duration, env: Env) -> Redlock {
+    let settings = Settings {
+        node_timeout,
+        node: node_settings(),
+        key_prefix: PREFIX.into(),
+        ..Settings::default()
+    };
+    Redlock::new(nodes, settings, env).expect("good settings")
 }

@@ -130,7 +130,7 @@ mod tests {
     #[tokio::test]
     async fn a_guard_extends_releases_and_notices_a_lost_lock() {
         let (locks, name, ttl) = locks();
-        let short = Ttl::from_millis(1_000).expect("a TTL");
+        let short = Ttl::from_millis(30_000).expect("a TTL");
         let mut guard = lock(&locks, &name, short, AT_ONCE).await.expect("free");
         let token = guard.fencing_token();
         guard.extend(ttl).await.expect("held");

@@ -149,7 +149,7 @@ pub use model::types::{
     FencingToken, Info, InfoTooLong, InvalidFencingToken, InvalidToken, InvalidTtl, LockName,
     LockSet, LockToken, NameError, Nonce, Owner, SetError, Ttl,
 };
-pub use model::validity::Lease;
+pub use model::validity::{Lease, Remaining};
 pub use model::{clock, quorum, retry, slots, types, validity};
 pub use operations::acquire::{AcquireOptions, OwnerChoice};
 pub use operations::inspect::{Inspection, NodeView};

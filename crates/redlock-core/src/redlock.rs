@@ -17,7 +17,7 @@ use crate::model::quorum::Quorum;
 use crate::model::retry::RetryPolicy;
 use crate::model::slots::{SlotSet, Slots};
 use crate::model::types::{FencingToken, LockName, LockSet, LockToken, Owner, Ttl};
-use crate::model::validity::Lease;
+use crate::model::validity::{Lease, Remaining};
 use crate::node::{Listener, Node, NodeStatus, ReleaseScope};
 use crate::operations::acquire::{self, AcquireOptions, AcquireParams, Waiters};
 use crate::operations::extend::Extension;
@@ -436,7 +436,14 @@ impl Redlock {
         lease.validity(self.shared.env.clock.monotonic())
     }
 
-    /// The time since the request that got the lease began.
+    /// The validity that a lease has left now, and the time since its request began. `None` when the
+    /// lease must no longer be trusted.
+    pub fn remaining(&self, lease: &Lease) -> Option<Remaining> {
+        lease.remaining(self.shared.env.clock.monotonic())
+    }
+
+    /// The time since the request that got the lease began. For measurements only: a client needs it
+    /// together with the validity, see [`Self::remaining`].
     pub fn elapsed(&self, lease: &Lease) -> Duration {
         lease.elapsed(self.shared.env.clock.monotonic())
     }
@@ -501,11 +508,14 @@ impl Redlock {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
     use super::*;
+    use crate::model::clock::{Clock, SystemClock};
 
     fn one_node() -> (Redlock, LockName, Ttl) {
         let locks = Redlock::builder().embedded(1).connect().expect("settings");
-        (locks, "a".parse::<LockName>().expect("a name"), Ttl::from_millis(1_000).expect("a TTL"))
+        (locks, "a".parse::<LockName>().expect("a name"), Ttl::from_millis(60_000).expect("a TTL"))
     }
 
     #[cfg(feature = "redis")]
@@ -527,6 +537,37 @@ mod tests {
     }
 
     // Regression tests.
+
+    /// A process that is stopped for a second before each reading of the clock.
+    #[derive(Default)]
+    struct StoppedClock {
+        is_stopped: AtomicBool,
+        seconds: AtomicU64,
+    }
+
+    impl Clock for StoppedClock {
+        fn monotonic(&self) -> Duration {
+            let stopped = u64::from(self.is_stopped.load(Ordering::Relaxed));
+            let before = self.seconds.fetch_add(stopped, Ordering::Relaxed);
+            SystemClock.monotonic() + Duration::from_secs(before + stopped)
+        }
+
+        fn wall_micros(&self) -> u64 {
+            SystemClock.wall_micros()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stopped_process_does_not_lengthen_what_a_client_trusts() {
+        let clock = Arc::new(StoppedClock::default());
+        let env = Env { clock: clock.clone(), ..Env::default() };
+        let locks = Redlock::builder().embedded(1).env(env).connect().expect("settings");
+        let (_, name, ttl) = one_node();
+        let lease = locks.acquire(&name, ttl, AcquireOptions::default()).await.expect("granted");
+        clock.is_stopped.store(true, Ordering::Relaxed);
+        let Remaining { elapsed, validity } = locks.remaining(&lease).expect("valid");
+        assert_eq!(elapsed + validity + lease.drift, ttl.duration());
+    }
 
     #[tokio::test]
     async fn nobodys_token_extends_and_releases_nothing() {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use redlock_core::node::{NodeState, NodeStatus, Remedy};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
-    Owner, OwnerChoice, PlacePermit, Priority, QueueMode, Redlock, SlotSet, Ttl, Waiter,
+    Owner, OwnerChoice, PlacePermit, Priority, QueueMode, Redlock, Remaining, SlotSet, Ttl, Waiter,
 };
 use smallvec::SmallVec;
 use tokio::sync::Notify;
@@ -413,8 +413,11 @@ impl Gateway {
                 client,
                 grant: Some((target, lease.clone())),
             };
-            // The validity is computed again. If the lease has run out since the votes, the client
-            // does not get it: the guard is dropped and releases the lock.
+            // `so_far` is read before the validity. If this process stands still between the two
+            // readings, the client trusts its lock for less time, never for more.
+            //
+            // The validity is computed again. If the lease has run out since the votes, the client does
+            // not get it: the guard is dropped and releases the lock.
             let so_far = started.elapsed();
             let mut view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
             if let Some(shown) = shown {
@@ -869,13 +872,15 @@ impl Gateway {
     }
 
     fn view(&self, lease: &Lease) -> Option<LeaseView> {
-        let validity = self.locks.validity(lease)?;
-        let expires_at = self.locks.wall_micros().saturating_add(validity.as_micros() as u64);
+        // The wall clock is read first, so `expires_at` is never too late.
+        let now = self.locks.wall_micros();
+        let Remaining { elapsed, validity } = self.locks.remaining(lease)?;
+        let expires_at = now.saturating_add(validity.as_micros() as u64);
         Some(LeaseView {
             token: lease.token,
             ttl: lease.ttl,
             validity,
-            elapsed: self.locks.elapsed(lease),
+            elapsed,
             expires_at,
             nodes_granted: lease.nodes_granted,
             nodes_total: lease.nodes_total,

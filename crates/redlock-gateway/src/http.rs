@@ -17,15 +17,15 @@ mod render;
 mod requests;
 mod sets;
 mod site;
+mod swagger;
 mod watch;
 pub mod wire;
 
 use parking_lot::Mutex;
 use std::any::Any;
-use std::borrow::Cow;
 use std::convert::Infallible;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -43,7 +43,6 @@ use tower_http::compression::CompressionLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
-use utoipa_swagger_ui::Config;
 
 pub use self::access::AppState;
 use self::access::{Needs, Route};
@@ -101,26 +100,29 @@ const PAGES: [(&str, &str); 10] = [
 /// Paths that the gateway serves even when all connection slots are taken.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/healthz", "/metrics"];
 
+/// The OpenAPI documents 3.1 and 3.0 as JSON. They are made at the first request. All answers share one
+/// copy of each: thousands of clients may request a document and not read the answer.
+static DOCUMENTS: LazyLock<[Bytes; 2]> = LazyLock::new(|| {
+    let document = openapi_document();
+    [&document, &openapi::downgrade(&document)].map(|document| document.to_string().into())
+});
+
 /// The pages for people, and what callers need to see them.
-fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
-    // All answers share one copy of the text: thousands of clients may request it and not read the
-    // answer.
-    let text = |kind: &'static str, text: Bytes| {
-        get(move || std::future::ready(([(header::CONTENT_TYPE, kind)], text.clone())))
+fn pages(public: Public) -> (Router, Needs) {
+    let text = |kind: &'static str, text: Bytes| ([(header::CONTENT_TYPE, kind)], text);
+    let document = move |at: usize| {
+        get(move || std::future::ready(text("application/json", DOCUMENTS[at].clone())))
     };
-    let json = |document: String| text("application/json", document.into());
+    let styles = text("text/css; charset=utf-8", docs::STYLES.into());
     let pages = Router::new()
-        .route("/openapi.json", json(document.to_string()))
-        .route("/openapi-3.0.json", json(openapi::downgrade(document).to_string()))
+        .route("/openapi.json", document(0))
+        .route("/openapi-3.0.json", document(1))
         // A relative path works behind a proxy that adds a prefix.
         .route("/", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "docs/")])))
         .route("/docs", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "docs/")])))
-        .route("/docs/", get(async || api_page("index.html")))
-        .route("/docs/{*file}", get(async |Path(file): Path<String>| api_page(&file)))
-        .route("/docs/pages.css", text("text/css; charset=utf-8", docs::STYLES.into()));
-    let pages = docs::pages().fold(pages, |pages, (name, html)| {
-        pages.route(&format!("/docs/{name}"), text("text/html; charset=utf-8", html.into()))
-    });
+        .route("/docs/", get(async || docs_file("index.html")))
+        .route("/docs/{*file}", get(async |Path(file): Path<String>| docs_file(&file)))
+        .route("/docs/pages.css", get(move || std::future::ready(styles.clone())));
     (pages, if public.docs { Needs::Nothing } else { Needs::AnyKey })
 }
 
@@ -138,26 +140,13 @@ fn console_pages() -> Router {
     })
 }
 
-/// A file of the page about the API. The page itself links to the documentation's pages.
-fn api_page(name: &str) -> Response {
-    let config = Arc::new(Config::new(["../openapi.json"]));
-    match utoipa_swagger_ui::serve(name, config) {
-        Ok(Some(file)) => {
-            let bytes = match name {
-                "index.html" => {
-                    let page = String::from_utf8_lossy(&file.bytes);
-                    let links = docs::navigation();
-                    let body = format!("<body>\n{links}");
-                    page.replacen("<body>", &body, 1).into_bytes().into()
-                }
-                // All answers share one copy: a client may request the file many times at once.
-                _ => match file.bytes {
-                    Cow::Borrowed(bytes) => Bytes::from_static(bytes),
-                    Cow::Owned(bytes) => bytes.into(),
-                },
-            };
-            ([(header::CONTENT_TYPE, file.content_type)], bytes).into_response()
-        }
+/// A page of the documentation, or a file of the page about the API.
+fn docs_file(name: &str) -> Response {
+    if let Some(html) = docs::page(name) {
+        return ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], html).into_response();
+    }
+    match swagger::file(name) {
+        Ok(Some(file)) => ([(header::CONTENT_TYPE, file.kind)], file.bytes.clone()).into_response(),
         Ok(None) => StatusCode::NOT_FOUND.into_response(),
         Err(error) => ApiError::internal(error).into_response(),
     }
@@ -690,7 +679,7 @@ fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
     for (path, label) in operations.chain(PAGES) {
         labels.insert(path, label.to_owned()).expect("every path is there once");
     }
-    let (pages, needs) = pages(&openapi::document(&generated), state.public);
+    let (pages, needs) = pages(state.public);
     let pages = pages.layer(from_fn_with_state(Route::new(state, needs), access::require));
     let router = router
         .route("/locks/", any(locks::no_name))

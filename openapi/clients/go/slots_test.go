@@ -83,7 +83,7 @@ func TestAGuardTakesTwoSlotsOrNone(t *testing.T) {
 	}
 	extended(t, guard, 1)
 	must(t, client.ForceReleaseSlot(background, "pool", 2))
-	within(t, ttl, "the loss", guard.Lost())
+	closed(t, "the loss", guard.Lost())
 	if loss := lossOf(t, guard.Check()); loss.Reason != redlock.Gone {
 		t.Error(loss)
 	}

@@ -22,8 +22,9 @@ type counted struct {
 	URL string
 	// joint counts PATCH /locks, and single PATCH /locks/{name}.
 	joint, single atomic.Int64
-	// hangs holds back each answer to PATCH /locks until the client gives up.
-	hangs atomic.Bool
+	// hangs holds back each answer to PATCH /locks until the client gives up. givenUp counts these.
+	hangs   atomic.Bool
+	givenUp atomic.Int64
 	// first replaces the first result of the next answer to PATCH /locks.
 	first atomic.Pointer[api.ExtendResult]
 }
@@ -50,6 +51,7 @@ func (s *servers) count(status int) *counted {
 		case isJoint && c.hangs.Load():
 			_, _ = request.Body.Read(make([]byte, 1<<20))
 			<-request.Context().Done()
+			c.givenUp.Add(1)
 		default:
 			pass.ServeHTTP(w, request)
 		}
@@ -134,7 +136,7 @@ func TestFiftyGuardsOfOneClientRenewTogether(t *testing.T) {
 	}
 
 	s.takeAway(guards[7])
-	within(t, ttl, "the loss", guards[7].Lost())
+	closed(t, "the loss", guards[7].Lost())
 	if loss := lossOf(t, guards[7].Check()); loss.Reason != redlock.Gone || loss.Name != "jobs/7" {
 		t.Error(loss)
 	}
@@ -164,15 +166,20 @@ func TestAHungJointRenewalLosesNoLockAndHoldsUpNoRelease(t *testing.T) {
 	proxy := s.count(0)
 	guards := lockMany(t, s.client(proxy.URL), 5)
 	proxy.hangs.Store(true)
-	eventually(t, "a joint renewal", func() bool { return proxy.joint.Load() > 0 })
-	begin := time.Now()
-	must(t, guards[0].Release(background))
-	if took := time.Since(begin); took > ttl/3 {
-		t.Errorf("the release took %v", took)
-	}
-	if guards[0].Check() != redlock.ErrReleased {
-		t.Error(guards[0].Check())
-	}
+	// On a busy machine the joint renewal may be given up while the release is under way.
+	eventually(t, "a release during a joint renewal", func() bool {
+		joint := proxy.joint.Load()
+		eventually(t, "a joint renewal", func() bool { return proxy.joint.Load() > joint })
+		givenUp := proxy.givenUp.Load()
+		released := guards[0]
+		must(t, released.Release(background))
+		isInTime := proxy.givenUp.Load() == givenUp
+		if released.Check() != redlock.ErrReleased {
+			t.Error(released.Check())
+		}
+		guards[0] = lock(t, s.client(proxy.URL), "jobs/0", kept)
+		return isInTime
+	})
 	allExtended(t, guards[1:], 1)
 }
 

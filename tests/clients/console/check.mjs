@@ -9,8 +9,8 @@
 import assert from "node:assert/strict";
 import { join } from "node:path";
 
-import { Console, launch } from "./browser.mjs";
-import { Client, start } from "./servers.mjs";
+import { Console, launch, PATIENCE } from "./browser.mjs";
+import { Client, LONG, start } from "./servers.mjs";
 
 const HERE = import.meta.dirname;
 const [url] = process.argv.slice(2);
@@ -47,7 +47,7 @@ function shown(what, prefix, run, at = gateway) {
   });
 }
 
-const first = { ttl_ms: 60_000, owner: "first on host-1", metadata: { run: "4711" } };
+const first = { owner: "first on host-1", metadata: { run: "4711" } };
 
 await shown("a lock appears, is handed over in order, and is released", "order/", async (page) => {
   await page.shows("#status", /^live$/);
@@ -72,7 +72,7 @@ await shown("a lock appears, is handed over in order, and is released", "order/"
 
 await shown("a lock expires", "expiring/", async (page) => {
   await page.shows("#status", /^live$/);
-  await client.acquire("expiring/a", { ttl_ms: 1_000, owner: "crashed" });
+  await client.acquire("expiring/a", { ttl_ms: 5_000, owner: "crashed" });
   await page.row("expiring/a", /crashed/);
   await page.feed(/expired expiring\/a held by crashed/);
   await page.gone("expiring/a");
@@ -80,13 +80,14 @@ await shown("a lock expires", "expiring/", async (page) => {
 
 await shown("an extension fills the bar, and is no event by default", "longer/", async (page) => {
   await page.shows("#status", /^live$/);
-  const lease = await client.acquire("longer/a", { ttl_ms: 10_000, owner: "ana" });
-  await page.row("longer/a", /ana [89] s/);
-  await client.extend(lease, { ttl_ms: 120_000 });
-  await page.row("longer/a", /ana 1 min 5[0-9] s/);
+  const lease = await client.acquire("longer/a", { ttl_ms: 60_000, owner: "ana" });
+  await page.row("longer/a", /ana [0-9]+ s/);
+  // Each extension moves the end by minutes: small ones are no events.
+  await client.extend(lease, { ttl_ms: LONG - 120_000 });
+  await page.row("longer/a", /ana [23] min [0-9]+ s/);
   assert.doesNotMatch(await page.text("#feed"), /extended/);
   await page.page.click("#extensions");
-  await client.extend(lease, { ttl_ms: 180_000 });
+  await client.extend(lease, { ttl_ms: LONG });
   await page.feed(/extended longer\/a by ana/);
   await client.release(lease);
 });
@@ -164,13 +165,13 @@ await shown("masters, charts, and an empty page", "nothing/", async (page) => {
 });
 
 await shown("an EventSource in a page follows a lock", "source/", async (page) => {
-  const lease = await client.acquire("source/a", first);
+  // The extension below moves the end by minutes: small ones are no events.
+  const lease = await client.acquire("source/a", { ...first, ttl_ms: 60_000 });
   const types = page.page.evaluate(
     () =>
-      new Promise((resolve, reject) => {
+      new Promise((resolve) => {
         const source = new EventSource("../locks/source%2Fa");
         const seen = [];
-        setTimeout(() => reject(new Error(`only ${seen}`)), 20_000);
         for (const type of ["snapshot", "extended", "released"]) {
           source.addEventListener(type, () => {
             seen.push(type);
@@ -183,10 +184,10 @@ await shown("an EventSource in a page follows a lock", "source/", async (page) =
         }
       }),
   );
-  for (const end = Date.now() + 20_000; !(await page.page.evaluate(() => globalThis.seen));) {
+  for (const end = Date.now() + PATIENCE; !(await page.page.evaluate(() => globalThis.seen));) {
     assert.ok(Date.now() < end, "no snapshot");
   }
-  await client.extend(lease, { ttl_ms: 120_000 });
+  await client.extend(lease, { ttl_ms: LONG });
   await client.release(lease);
   assert.deepEqual(await types, ["snapshot", "extended", "released"]);
 });
@@ -261,14 +262,15 @@ if (servers !== undefined) {
     await servers.order({ do: "restart-master", index: 0 });
     await page.shows("#masters", /recovering, votes in \d+ (min|s)/);
     await page.isAccessibleEverywhere("recovering");
-    await page.shows("#masters", /(votes 127[0-9.:]+ ){2}votes$/, 90_000);
+    await page.shows("#masters", /(votes 127[0-9.:]+ ){2}votes$/);
   });
 
   await shown("the page says when its gateway is gone, and comes back", "gone/", async (page) => {
     const lease = await client.acquire("gone/a", first);
     await page.row("gone/a", /first/);
     await servers.order({ do: "kill-gateway", index: 0 });
-    await page.shows("#status", /^reconnecting$/);
+    // A busy machine may show the first state for a moment only.
+    await page.shows("#status", /^(reconnecting$|stale since )/);
     await page.shows("#status", /^stale since /);
     await page.shows("#readiness", /^This gateway does not answer\.$/);
     await page.row("gone/a", /first/);

@@ -31,6 +31,9 @@ export async function start(script, gateway) {
   };
 }
 
+/** The longest TTL: no lock ends before a busy machine has shown it. */
+export const LONG = 300_000;
+
 /** A client of a gateway, with or without a key. */
 export class Client {
   constructor(url, key) {
@@ -39,14 +42,27 @@ export class Client {
   }
 
   async acquire(name, body) {
-    return this.#call("POST", name, { body: JSON.stringify(body) });
+    return this.#call("POST", name, { body: JSON.stringify({ ttl_ms: LONG, ...body }) });
   }
 
   /** Waits in line for a lock. A scenario that fails earlier leaves the request alone. */
   wait(name, owner) {
-    const lease = this.acquire(name, { owner, wait_ms: 25_000 });
+    const lease = this.#granted(name, { ttl_ms: LONG, owner, wait_ms: 25_000 }, crypto.randomUUID());
     lease.catch(() => {});
     return lease;
+  }
+
+  /** Repeats a wait that has ended. The key keeps the place in line. */
+  async #granted(name, body, key) {
+    for (;;) {
+      try {
+        return await this.#call("POST", name, { body: JSON.stringify(body), key });
+      } catch (error) {
+        if (!error.message.includes(": 409 ")) {
+          throw error;
+        }
+      }
+    }
   }
 
   async extend(lease, body) {
@@ -57,7 +73,7 @@ export class Client {
     return this.#call("DELETE", lease.name, { token: lease.token });
   }
 
-  async #call(method, name, { body, token }) {
+  async #call(method, name, { body, token, key }) {
     const response = await fetch(`${this.url}/locks/${encodeURIComponent(name)}`, {
       method,
       body,
@@ -65,6 +81,7 @@ export class Client {
         ...this.headers,
         ...(body === undefined ? {} : { "content-type": "application/json" }),
         ...(token === undefined ? {} : { "lock-token": token }),
+        ...(key === undefined ? {} : { "idempotency-key": key }),
       },
     });
     const text = await response.text();

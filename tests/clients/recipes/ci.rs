@@ -1,7 +1,6 @@
 //! Recipes for deployments: CI systems, Ansible and Terraform.
 
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::Value;
 use tokio::process::Command;
@@ -10,7 +9,7 @@ use tokio::time::timeout;
 use super::{Place, ended, is_here, run, together, yaml};
 use crate::http::keys::{HOLDER, Key, file, key};
 use crate::support::gateway::{Launch, Scratch};
-use crate::support::harness::{eventually, masters};
+use crate::support::harness::{PATIENCE, eventually, masters};
 use crate::support::waiters::waiting_is;
 
 /// A place whose gateway requires a key. The last value owns the file of keys, which is deleted
@@ -19,7 +18,8 @@ async fn locked_place() -> (Place, Key, Scratch) {
     let ci = key("ci", HOLDER, "deploy/*").await;
     let keys = file(&[&ci]);
     let servers = masters(3);
-    let gateway = Launch::over(&servers).flag("--auth-keys", keys.path()).start().await;
+    let launch = Launch::over(&servers).flag("--node-timeout", "6s");
+    let gateway = launch.flag("--auth-keys", keys.path()).start().await;
     eventually("a majority votes", async || (gateway.readyz().await.status == 200).then_some(()))
         .await;
     (Place::with(servers, gateway, &["deploy-production"]), ci, keys)
@@ -152,7 +152,7 @@ async fn ansible(place: &Place) -> Option<String> {
         let install = r#"rm -rf "$0" && python3 -m venv "$0" && "$0/bin/pip" install -q --disable-pip-version-check \
             --retries 1 'ansible-core>=2.15,<3' && touch "$0/installed""#;
         let mut command = place.command(&["sh", "-c", install, folder.to_str()?]);
-        let installed = timeout(Duration::from_secs(180), command.output()).await;
+        let installed = timeout(PATIENCE, command.output()).await;
         let output = installed
             .as_ref()
             .map(|done| done.as_ref().map(|done| String::from_utf8_lossy(&done.stderr)));

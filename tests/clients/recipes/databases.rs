@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use serde_json::json;
 
 use super::{Place, ended, run};
 use crate::support::harness::{TempDir, dies_with_us, eventually};
@@ -101,7 +102,7 @@ async fn databases_refuse_the_writes_of_a_paused_holder() {
     assert_eq!(run(psql(&["-f", &schema])).await, (Some(0), "CREATE TABLE\nINSERT 0 1\n".into()));
     place.file("write.sql", &place.block(RECIPE, "sql", 1));
     // A holder stops in the middle of its work. It continues after its lock has expired.
-    let late = place.gateway.acquire_for("reports/7", 2_000).await;
+    let late = place.gateway.acquire_soon("reports/7", json!({ "ttl_ms": 2_000 })).await;
     let paused = "kill -STOP $$; exec psql -X -v fence=\"$0\" -v body=late -f write.sql";
     let mut paused = place.command(&["sh", "-c", paused, &late.fencing.to_string()]);
     postgres.for_psql(&mut paused);
@@ -109,7 +110,10 @@ async fn databases_refuse_the_writes_of_a_paused_holder() {
     let pid = Pid::from_raw(paused.id().unwrap() as i32).unwrap();
     let stopped = async || waitpid(Some(pid), WaitOptions::UNTRACED | WaitOptions::NOHANG).unwrap();
     assert!(eventually("the process is paused", stopped).await.1.stopped());
-    place.assert_free("reports/7").await;
+    eventually("the lock has expired", async || {
+        (place.gateway.inspect("reports/7").await["state"] == "free").then_some(())
+    })
+    .await;
     let write = place.file("write.sh", &place.block(RECIPE, "sh", 0));
     let writer = |body: &str| {
         let mut command = place.command(&["sh", &write, body]);

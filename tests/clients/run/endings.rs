@@ -1,6 +1,7 @@
 //! How `redlock run` ends its command.
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use tokio::process::{Child, Command};
 
 use super::{code_and_words, lives, number, output, redlock, script};
@@ -34,7 +35,7 @@ async fn the_stop_signal_is_chosen_and_no_term_reaches_a_provider() {
     let gateway = Launch::embedded().ready().await;
     for (is_lost, name, code) in [(true, "INT", 79), (false, "sigint", 5)] {
         let dir = TempDir::new();
-        let flags = ["--ttl", "9s", "--grace", "3s", "--stop-signal", name];
+        let flags = ["--ttl", "15s", "--grace", "3s", "--stop-signal", name];
         let runner = redlock(&gateway, &script(&dir, &flags, PROVIDER)).spawn().unwrap();
         let token = written(&dir, "token").await;
         match is_lost {
@@ -58,7 +59,8 @@ async fn a_leftover_process_gets_the_stop_signal_once() {
         trap 'exit 5' INT
         perl -e '$SIG{INT} = sub { open F, ">>", "$ARGV[0]/signals"; print F "INT\n"; close F };
             open F, ">", "$ARGV[0]/left"; print F "$$\n"; close F;
-            select undef, undef, undef, 0.1 while ! -e "$ARGV[0]/signals"; sleep 1; open F, ">", "$ARGV[0]/saved"' "$1" &
+            select undef, undef, undef, 0.1 while ! -e "$ARGV[0]/signals";
+            select undef, undef, undef, 0.5; open F, ">", "$ARGV[0]/saved"' "$1" &
         wait; while :; do sleep 0.05; done"#;
     let runner = redlock(&gateway, &script(&dir, &["--stop-signal", "INT"], work)).spawn().unwrap();
     let left = number(&dir, "left").await;
@@ -115,7 +117,7 @@ async fn a_process_with_an_ended_first_thread_is_killed() {
             r#"{program} "$1/threaded" & echo "$REDLOCK_TOKEN" > "$1/token"; while :; do sleep 1; done"#
         );
         let mut runner =
-            redlock(&gateway, &script(&dir, &["--ttl", "3s", "--grace", "300ms"], &work))
+            redlock(&gateway, &script(&dir, &["--ttl", "9s", "--grace", "300ms"], &work))
                 .spawn()
                 .unwrap();
         let threaded = number(&dir, "threaded").await;
@@ -143,7 +145,7 @@ async fn a_process_with_an_ended_first_thread_is_killed() {
 #[tokio::test]
 async fn the_conflict_exit_code_can_be_chosen() {
     let gateway = Launch::embedded().ready().await;
-    let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
+    let _lease = gateway.post("job", json!({ "owner": "alice", "ttl_ms": 300_000 })).await;
     for (wanted, code) in [("0", 0), ("9", 9), ("75", 75), ("255", 255)] {
         for wait in ["0", "100ms"] {
             let args = [
@@ -196,7 +198,7 @@ async fn a_command_stopped_for_want_of_a_terminal_ends() {
 #[tokio::test]
 async fn a_failed_acquire_ends_the_shell_that_evaluates_it() {
     let gateway = Launch::embedded().ready().await;
-    let _lease = gateway.post("job", serde_json::json!({ "ttl_ms": 60_000 })).await;
+    let _lease = gateway.post("job", json!({ "ttl_ms": 300_000 })).await;
     let dead = "http://127.0.0.1:1";
     let alive = format!("http://{}", gateway.address());
     for (url, code) in [(&*alive, 75), (dead, 69)] {
@@ -234,7 +236,7 @@ async fn a_shell_and_a_command_learn_their_slots() {
 async fn a_run_reports_processes_left_without_the_lock() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
-    let work = r#"setsid sh -c 'echo $$ > "$1/daemon"; exec sleep 1000' sh "$1" > /dev/null 2>&1 &
+    let work = r#"setsid sh -c 'echo $$ > "$1/daemon"; exec sleep 100000' sh "$1" > /dev/null 2>&1 &
         while [ ! -s "$1/daemon" ]; do sleep 0.05; done"#;
     let (code, _, err) = output(&gateway, &script(&dir, &[], work)).await;
     let daemon = number(&dir, "daemon").await;
@@ -251,7 +253,7 @@ async fn a_signal_reaches_the_command_and_stops_its_leftovers() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work =
-        r#"trap 'exit 5' TERM; sleep 1000 & echo $! > "$1/left"; echo $$ > "$1/child"; wait"#;
+        r#"trap 'exit 5' TERM; sleep 100000 & echo $! > "$1/left"; echo $$ > "$1/child"; wait"#;
     let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
     let (left, _) = (number(&dir, "left").await, number(&dir, "child").await);
     signal(&runner, Signal::TERM);

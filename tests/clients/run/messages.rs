@@ -1,11 +1,13 @@
 //! What the messages and answers of `redlock` say, and what they must not say.
 
+use http::Method;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::watchdogs::{both_watchdogs, runner};
 use super::{code_and_words, ended, lives, number, output, redlock, script};
 use crate::http::keys::{HOLDER, file, key, with_keys};
+use crate::support::client::lock_path;
 use crate::support::gateway::{Launch, Scratch};
 use crate::support::harness::{TempDir, eventually, masters};
 use crate::support::waiters::waiting_is;
@@ -66,7 +68,8 @@ async fn every_refusal_names_the_lock() {
     let gateway = with_keys(&keys).start().await;
     let key_file = Scratch::new("key", &holder.text);
     let key_file = ["--key-file", key_file.path()];
-    holder.acquire(&gateway, "jobs/a").await;
+    let acquire = holder.call(&gateway, Method::POST, &lock_path("jobs/a"));
+    assert_eq!(acquire.json(&json!({ "ttl_ms": 300_000 })).send().await.status, 201);
     let nowhere = ["--url", "http://127.0.0.1:1"];
     for (flags, args, code) in [
         (&key_file[..], &["run", "jobs/a", "--wait", "0", "--", "true"][..], 75),
@@ -142,8 +145,8 @@ async fn command_needs_no_double_dash() {
     let gateway = Launch::embedded().ready().await;
     for (args, shown) in [
         (&["run", "a", "echo", "hi"][..], "hi\n"),
-        (&["run", "a", "--ttl", "5s", "echo", "--json", "--ttl", "x"], "--json --ttl x\n"),
-        (&["run", "--ttl", "5s", "a", "echo", "--", "hi"], "-- hi\n"),
+        (&["run", "a", "--ttl", "50s", "echo", "--json", "--ttl", "x"], "--json --ttl x\n"),
+        (&["run", "--ttl", "50s", "a", "echo", "--", "hi"], "-- hi\n"),
         (&["run", "a", "--", "echo", "--", "hi"], "-- hi\n"),
     ] {
         assert_eq!(
@@ -159,13 +162,13 @@ async fn command_needs_no_double_dash() {
 #[tokio::test]
 async fn nested_run_leaves_no_process_behind() {
     let gateway = Launch::embedded().ready().await;
-    gateway.post("held", json!({ "ttl_ms": 60_000 })).await;
+    gateway.post("held", json!({ "ttl_ms": 300_000 })).await;
     let redlock_path = super::binary().to_str().unwrap();
     let dir = TempDir::new();
-    // The inner `redlock run` waits in vain. Its watchdogs are stopped, so they cannot end by
-    // themselves.
+    // The inner `redlock run` waits in vain, until a newer request takes its place. Its watchdogs
+    // are stopped, so they cannot end by themselves.
     let work = format!(
-        r#"{redlock_path} run held --wait 3s -- true 2> /dev/null & echo $! > "$1/inner"; wait $!"#
+        r#"{redlock_path} run held --queue newest -- true 2> /dev/null & echo $! > "$1/inner"; wait $!"#
     );
     let outer = redlock(&gateway, &script(&dir, &[], &work)).spawn().unwrap();
     let inner = number(&dir, "inner").await;
@@ -176,7 +179,11 @@ async fn nested_run_leaves_no_process_behind() {
         kill_process(Pid::from_raw(watchdog).unwrap(), Signal::STOP).unwrap();
     }
     assert!(runner(&outer) != inner);
+    let newer = json!({ "queue": "newest", "wait_ms": 25_000 });
+    let newer = gateway.call(Method::POST, "/locks/held").json(&newer);
+    let newer = tokio::spawn(newer.send());
     let (code, err) = code_and_words(outer).await;
+    newer.abort();
     let left: Vec<i32> = watchdogs.into_iter().filter(|watchdog| lives(*watchdog)).collect();
     left.iter().for_each(|left| kill_process(Pid::from_raw(*left).unwrap(), Signal::KILL).unwrap());
     assert!(code == Some(75) && err.is_empty() && left.is_empty(), "{code:?} {left:?} {err}");

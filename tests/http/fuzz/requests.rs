@@ -275,7 +275,7 @@ fn body(chance: &mut Chance) -> Vec<u8> {
 fn good_body(chance: &mut Chance) -> Vec<u8> {
     let mut body = serde_json::Map::new();
     if !chance.one_in(4) {
-        body.insert("ttl_ms".into(), [20_000, 30_000, 300_000][chance.below(3)].into());
+        body.insert("ttl_ms".into(), [60_000, 120_000, 300_000][chance.below(3)].into());
     }
     if chance.one_in(4) {
         body.insert("wait_ms".into(), [0, 1, 20, 50][chance.below(4)].into());

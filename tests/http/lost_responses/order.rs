@@ -2,6 +2,7 @@
 //! gateways until one returns its grant. Then it extends the lock and releases it. The client
 //! records every answer and compares it with earlier promises.
 
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use http::Method;
@@ -12,20 +13,23 @@ use super::history::{Denial, History, Hold, Life};
 use crate::support::chance::Chance;
 use crate::support::client::{Answer, Lease, lock_path};
 use crate::support::gateway::Gateway;
+use crate::support::harness::PATIENCE;
 
-/// How long one step may take. Other clients come first in the queue, and each of them meets
-/// faults.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// A TTL longer than the test, so that nothing expires meanwhile.
-const TTL_MS: u64 = 120_000;
-const _: () = assert!(TTL_MS > 3 * PATIENCE.as_millis() as u64);
+/// A TTL longer than all steps of an order, so that nothing expires meanwhile.
+pub(super) const TTL_MS: u64 = 7_200_000;
+const _: () = assert!(TTL_MS > 4 * PATIENCE.as_millis() as u64);
 
 /// What all clients of a run share.
 pub(super) struct Run {
     pub(super) gateways: Vec<Gateway>,
+    /// The number of orders over HTTP/1.1, and over HTTP/2.
+    pub(super) orders: usize,
+    pub(super) reset_orders: usize,
     pub(super) locks: usize,
     pub(super) seed: u64,
     pub(super) began: Instant,
+    /// The number of orders that were carried out.
+    pub(super) done: AtomicUsize,
 }
 
 pub(super) struct Order<'a> {

@@ -10,7 +10,7 @@ use crate::callgrind::Counts;
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/baseline.toml");
 const HEAD: &str = "\
 # The cost of one repetition of each path: instructions, and requests for memory. Written by
-#     cargo run --release -p redlock-instructions -- --bless
+#     (cd tests/bench && cargo run --release -p redlock-instructions -- --bless)
 # With another compiler, C library or processor the counts differ. Then instructions are shown, but not judged.
 ";
 

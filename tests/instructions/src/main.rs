@@ -35,7 +35,7 @@ use clap::Parser;
 use crate::baseline::{Baseline, Entry, TOLERANCE, Verdict, made_with};
 use crate::paths::{PATHS, Path};
 
-const BLESS: &str = "cargo run --release -p redlock-instructions -- --bless";
+const BLESS: &str = "(cd tests/bench && cargo run --release -p redlock-instructions -- --bless)";
 
 #[derive(Parser)]
 #[command(

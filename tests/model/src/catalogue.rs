@@ -17,8 +17,10 @@ use crate::sets::{
 /// How much to explore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Size {
-    /// Takes about a minute on two cores.
+    /// At most some seconds for each case.
     Small,
+    /// Takes some minutes.
+    Medium,
     /// More events in one history: takes many minutes and gigabytes.
     Large,
 }
@@ -115,7 +117,7 @@ static SLOTS: Case = Case {
 };
 static PROPOSALS: Case = Case {
     title: "locks: three proposals",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| AnyModel::Locks(Locks::new(rules, Bounds::PROPOSALS)),
 };
 static CONFIRMATION: Case = Case {
@@ -142,7 +144,7 @@ static LOSS: Case = Case {
 };
 static LOSS_AND_EXTENSION: Case = Case {
     title: "locks: two proposals, one loss of data, one extension",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
@@ -152,7 +154,7 @@ static LOSS_AND_EXTENSION: Case = Case {
 };
 static EXTENSIONS_OF_TWO: Case = Case {
     title: "locks: two proposals, two extensions",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
@@ -162,7 +164,7 @@ static EXTENSIONS_OF_TWO: Case = Case {
 };
 static HOLDING_RELEASES: Case = Case {
     title: "locks: two proposals, two extensions, releases that keep the lock free",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
@@ -207,7 +209,7 @@ static TWO_EXTENSIONS: Case = Case {
 };
 static LOSS_WITHOUT_RELEASES: Case = Case {
     title: "locks: two proposals without releases, one loss of data, two extensions",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
@@ -305,7 +307,7 @@ static DURABILITY: Case = Case {
 };
 static BOOTSTRAP: Case = Case {
     title: "eligibility: a new cluster of two nodes",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| {
         let bounds = EligibilityBounds {
             nodes: 2,
@@ -340,7 +342,7 @@ static RAISED_MAX_TTL: Case = Case {
 };
 static EVERY_PROBE_ORDER: Case = Case {
     title: "eligibility: two losses of data or restarts, every order",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| {
         eligibility(
             rules,
@@ -394,7 +396,7 @@ static EVERY_RECOVERY: Case = Case {
 };
 static RECOVERY_WITHOUT_RELEASES: Case = Case {
     title: "recovery: three proposals without releases, one loss of data",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| recovery(rules, NO_RELEASES),
 };
 static EXTENDED_RECOVERY_WITHOUT_RELEASES: Case = Case {
@@ -404,7 +406,7 @@ static EXTENDED_RECOVERY_WITHOUT_RELEASES: Case = Case {
 };
 static TWO_EXTENDED_RECOVERIES: Case = Case {
     title: "recovery: two proposals without releases, two losses of data, one extension",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| recovery(rules, Bounds { retry: false, losses: 2, renewals: 1, ..NO_RELEASES }),
 };
 static TWO_RECOVERIES: Case = Case {
@@ -443,7 +445,7 @@ static TWO_RECOVERIES_AND_CONFIRMATION: Case = Case {
 static LONGER_LEASE: Case = Case {
     title: "recovery: two proposals in one order of tokens without releases, one loss of data, \
             two extensions",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| {
         recovery(
             rules,
@@ -463,7 +465,7 @@ static CATCH_UP_WITHOUT_RELEASES: Case = Case {
 };
 static CATCH_UP_AND_WATERMARKS: Case = Case {
     title: "catch-up: two proposals, watermarks that end, every order",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| {
         let bounds = Bounds {
             retry: false,
@@ -477,7 +479,7 @@ static CATCH_UP_AND_WATERMARKS: Case = Case {
 };
 static CATCH_UP_AND_RECOVERY: Case = Case {
     title: "catch-up and recovery: two proposals without releases, one loss of data, one extension",
-    size: Size::Small,
+    size: Size::Medium,
     model: |rules| {
         recovery(rules, Bounds { retry: false, renewals: 1, catch_ups: 1, ..NO_RELEASES })
     },
@@ -602,88 +604,107 @@ pub static CASES: [&Case; 53] = [
     &CATCH_UP_AND_RETRY,
 ];
 
+/// Makes the list of mutations, and one test for each: without the rule, the explorer must find a
+/// counter-example in its case. The tests of the slow ones take 10 s or more each.
 macro_rules! mutations {
-    ($($rule:ident: $case:ident, $property:ident;)*) => {
+    (quick { $($quick:ident: $quick_case:ident, $quick_property:ident;)* }
+     slow { $($slow:ident: $slow_case:ident, $slow_property:ident;)* }) => {
         /// Every rule, the case that needs it, and the property that is violated without it.
-        pub static MUTATIONS: &[Mutation] = &[$(Mutation {
+        pub static MUTATIONS: &[Mutation] = &[
+            $(mutation_of!($quick, $quick_case, $quick_property),)*
+            $(mutation_of!($slow, $slow_case, $slow_property),)*
+        ];
+
+        #[cfg(test)]
+        mod without {
+            $(#[test] fn $quick() { super::tests::assert_needed(stringify!($quick)); })*
+
+            mod slow {
+                use super::super::tests::assert_needed;
+
+                $(#[test] fn $slow() { assert_needed(stringify!($slow)); })*
+            }
+        }
+    };
+}
+
+macro_rules! mutation_of {
+    ($rule:ident, $case:ident, $property:ident) => {
+        Mutation {
             rule: stringify!($rule),
             property: $property,
             case: &$case,
             switch: |rules| &mut rules.$rule,
-        }),*];
-
-        /// One test for each rule: without the rule, the explorer must find a counter-example in
-        /// its case.
-        #[cfg(test)]
-        mod without {
-            $(#[test] fn $rule() { super::tests::assert_needed(stringify!($rule)); })*
         }
     };
 }
 
 mutations! {
-    lock_is_kept: PROPOSALS, GRANT_STANDS;
-    grants_have_nonces: CONFIRMATION, GRANT_STANDS;
-    undo_is_exact: PROPOSALS, GRANT_STANDS;
-    undo_spares_extended: CONFIRMATION, GRANT_STANDS;
-    returned_again_is_extended: CONFIRMATION, MUTUAL_EXCLUSION;
-    release_leaves_a_tombstone: PROPOSALS, NO_ORPHAN;
-    release_keeps_newer: PROPOSALS, MUTUAL_EXCLUSION;
-    clock_is_checked: PROPOSALS, NO_LOCKOUT;
-    watermark_is_checked: PROPOSALS, FENCING;
-    marker_is_checked: LOSS_OF_TWO, MUTUAL_EXCLUSION;
-    quarantine_is_waited: LOSS_OF_TWO, MUTUAL_EXCLUSION;
-    quarantine_has_nonce: ELIGIBILITY, ONE_HOLDER;
-    admission_names_process: ELIGIBILITY, ONE_HOLDER;
-    evictions_are_counted: EVICTIONS, NO_VOTE_AFTER_LOSS;
-    rewrite_is_noticed: DURABILITY, NO_VOTE_AFTER_LOSS;
-    newest_marker_is_known: DURABILITY, NO_VOTE_AFTER_LOSS;
-    bootstrap_needs_all_nodes: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
-    bootstrap_needs_witnesses: BOOTSTRAP, ONE_HOLDER;
-    bootstrap_names_quarantine: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
-    bootstrap_ends_with_admission: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
-    marker_names_configuration: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
-    reconfiguration_waits: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
-    larger_bound_is_waited: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
-    majority_is_probed: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
-    limit_is_checked: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
-    bounds_rise_first: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
-    marker_names_admission: LOSS_WITHOUT_RELEASES, FENCING;
-    missing_is_repaired: REPAIR, NEVER_LOST;
-    repair_may_be_old: REPAIR, NEVER_LOST;
-    extension_marks: REPAIR, NEVER_LOST;
-    release_unmarks: EXTENSIONS_OF_TWO, NO_ORPHAN;
-    repair_is_timely: LOSS_WITHOUT_RELEASES, FENCING;
-    undo_restores_watermark: REPAIR, NEVER_LOST;
-    returned_watermark_stays: PROPOSALS, FENCING;
-    plain_watermark_stays: PROPOSALS, NO_ORPHAN;
-    only_own_watermark_goes: PROPOSALS, NO_ORPHAN;
-    earlier_watermark_is_restored: EXTENSION, FENCING;
-    release_settles_watermark: PROPOSALS, NO_ORPHAN;
-    watermark_outlives_lock: WATERMARKS, NO_ORPHAN;
-    late_repair_is_refused: WATERMARKS, NO_ORPHAN;
-    release_prolongs_watermark: WATERMARKS, NO_ORPHAN;
-    recovery_waits_for_clocks: RECOVERY_OF_TWO, FENCING;
-    recovery_waits_for_rounds: EXTENDED_RECOVERY_WITHOUT_RELEASES, MUTUAL_EXCLUSION;
-    recovery_needs_enough: RECOVERY_OF_TWO, MUTUAL_EXCLUSION;
-    lost_locks_are_recovered: RECOVERY_OF_TWO, MUTUAL_EXCLUSION;
-    recovery_needs_majority: EXTENDED_RECOVERY_WITHOUT_RELEASES, FENCING;
-    recovery_blocks_longest: RECOVERY_WITHOUT_RELEASES, MUTUAL_EXCLUSION;
-    recovery_remembers_kept_free_records: TWO_RECOVERIES, MUTUAL_EXCLUSION;
-    recovery_minds_releases: RECOVERY_OF_TWO, NO_ORPHAN;
-    admitted_is_caught_up: YOUNG, NEVER_LOST;
-    catch_up_needs_majority: CATCH_UP_WITHOUT_RELEASES, FENCING;
-    catch_up_follows_admission: CATCH_UP_WITHOUT_RELEASES, FENCING;
-    catch_up_outwaits_watermarks: EARLY, NEVER_LOST;
-    repair_keeps_life: LONGER_LEASE, MUTUAL_EXCLUSION;
-    sets_are_whole: OVERLAPPING_SETS, NO_DEADLOCK;
-    refused_set_is_undone: PART_OF_A_SET, NOTHING_STAYS;
-    confirmed_set_is_spared: CONFIRMED_SET, WHOLE_OR_NOTHING;
-    refusal_is_repeated: CONFIRMATIONS, PROMISE_KEPT;
-    refusal_needs_undo: CONFIRMATIONS, PROMISE_KEPT;
-    whole_sets_count: PART_OF_A_SET, ONE_HOLDER_PER_NAME;
-    gateway_picks_slots: SLOTS, AT_MOST_ALL_SLOTS;
-    votes_are_per_slot: SLOTS, AT_MOST_ALL_SLOTS;
+    quick {
+        lock_is_kept: PROPOSALS, GRANT_STANDS;
+        grants_have_nonces: CONFIRMATION, GRANT_STANDS;
+        undo_is_exact: PROPOSALS, GRANT_STANDS;
+        undo_spares_extended: CONFIRMATION, GRANT_STANDS;
+        returned_again_is_extended: CONFIRMATION, MUTUAL_EXCLUSION;
+        release_leaves_a_tombstone: PROPOSALS, NO_ORPHAN;
+        clock_is_checked: PROPOSALS, NO_LOCKOUT;
+        watermark_is_checked: PROPOSALS, FENCING;
+        marker_is_checked: LOSS_OF_TWO, MUTUAL_EXCLUSION;
+        quarantine_is_waited: LOSS_OF_TWO, MUTUAL_EXCLUSION;
+        quarantine_has_nonce: ELIGIBILITY, ONE_HOLDER;
+        admission_names_process: ELIGIBILITY, ONE_HOLDER;
+        evictions_are_counted: EVICTIONS, NO_VOTE_AFTER_LOSS;
+        rewrite_is_noticed: DURABILITY, NO_VOTE_AFTER_LOSS;
+        newest_marker_is_known: DURABILITY, NO_VOTE_AFTER_LOSS;
+        bootstrap_names_quarantine: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
+        marker_names_configuration: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
+        reconfiguration_waits: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
+        limit_is_checked: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+        bounds_rise_first: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+        marker_names_admission: LOSS_WITHOUT_RELEASES, FENCING;
+        missing_is_repaired: REPAIR, NEVER_LOST;
+        repair_may_be_old: REPAIR, NEVER_LOST;
+        extension_marks: REPAIR, NEVER_LOST;
+        release_unmarks: EXTENSIONS_OF_TWO, NO_ORPHAN;
+        repair_is_timely: LOSS_WITHOUT_RELEASES, FENCING;
+        undo_restores_watermark: REPAIR, NEVER_LOST;
+        returned_watermark_stays: PROPOSALS, FENCING;
+        earlier_watermark_is_restored: PROPOSALS, NO_ORPHAN;
+        only_own_watermark_goes: PROPOSALS, NO_ORPHAN;
+        release_settles_watermark: PROPOSALS, NO_ORPHAN;
+        watermark_outlives_lock: WATERMARKS, NO_ORPHAN;
+        late_repair_is_refused: WATERMARKS, NO_ORPHAN;
+        release_prolongs_watermark: WATERMARKS, NO_ORPHAN;
+        recovery_waits_for_clocks: RECOVERY_OF_TWO, FENCING;
+        recovery_waits_for_rounds: EXTENDED_RECOVERY_WITHOUT_RELEASES, MUTUAL_EXCLUSION;
+        recovery_needs_enough: RECOVERY_OF_TWO, MUTUAL_EXCLUSION;
+        lost_locks_are_recovered: RECOVERY_OF_TWO, MUTUAL_EXCLUSION;
+        recovery_needs_majority: EXTENDED_RECOVERY_WITHOUT_RELEASES, FENCING;
+        recovery_blocks_longest: RECOVERY_WITHOUT_RELEASES, MUTUAL_EXCLUSION;
+        recovery_remembers_kept_free_records: TWO_RECOVERIES, MUTUAL_EXCLUSION;
+        recovery_minds_releases: RECOVERY_OF_TWO, NO_ORPHAN;
+        admitted_is_caught_up: YOUNG, NEVER_LOST;
+        catch_up_needs_majority: CATCH_UP_WITHOUT_RELEASES, FENCING;
+        catch_up_follows_admission: CATCH_UP_WITHOUT_RELEASES, FENCING;
+        catch_up_outwaits_watermarks: EARLY, NEVER_LOST;
+        sets_are_whole: OVERLAPPING_SETS, NO_DEADLOCK;
+        refused_set_is_undone: PART_OF_A_SET, NOTHING_STAYS;
+        confirmed_set_is_spared: CONFIRMED_SET, WHOLE_OR_NOTHING;
+        refusal_is_repeated: CONFIRMATIONS, PROMISE_KEPT;
+        refusal_needs_undo: CONFIRMATIONS, PROMISE_KEPT;
+        whole_sets_count: PART_OF_A_SET, ONE_HOLDER_PER_NAME;
+        gateway_picks_slots: SLOTS, AT_MOST_ALL_SLOTS;
+    }
+    slow {
+        release_keeps_newer: PROPOSALS, MUTUAL_EXCLUSION;
+        bootstrap_needs_all_nodes: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
+        bootstrap_needs_witnesses: BOOTSTRAP, ONE_HOLDER;
+        bootstrap_ends_with_admission: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
+        larger_bound_is_waited: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+        majority_is_probed: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+        repair_keeps_life: LONGER_LEASE, MUTUAL_EXCLUSION;
+        votes_are_per_slot: SLOTS, AT_MOST_ALL_SLOTS;
+    }
 }
 
 /// The mutation of a rule.

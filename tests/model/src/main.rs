@@ -29,7 +29,8 @@ exits with 1 otherwise.";
 #[derive(Debug, Parser)]
 #[command(name = "redlock-model", after_help = EXAMPLES)]
 struct Options {
-    /// How much to explore: small takes a minute, large much longer and some gigabytes
+    /// How much to explore: small takes about a minute, medium some minutes, large hours and
+    /// gigabytes
     #[arg(long, value_enum, default_value = "small")]
     size: SizeName,
 
@@ -49,6 +50,7 @@ struct Options {
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum SizeName {
     Small,
+    Medium,
     Large,
 }
 
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         None => {
             let size = match options.size {
                 SizeName::Small => Size::Small,
+                SizeName::Medium => Size::Medium,
                 SizeName::Large => Size::Large,
             };
             let mut good = true;

@@ -59,6 +59,8 @@ pub struct Node {
     /// Extensions and readings, one bit each, whose repairs the node's clock refuses once this
     /// watermark has expired.
     pub outlasts: u8,
+    /// Whether an undo has set the watermark back. Its end stands then.
+    pub restored: bool,
 }
 
 /// The mark behind the T of a watermark. It says which later operations may change the watermark.
@@ -68,9 +70,20 @@ pub enum Mark {
     Plain,
     /// `+`: the lock with this T was extended and has not been released.
     Extended,
-    /// `!`: the undo of the proposal that set it may set the watermark back. The number is the
-    /// earlier watermark, which had the mark of an extension; [`NO_TOKEN`] removes the watermark.
-    Provisional(Token),
+    /// `!`: the undo of the proposal that set it may set the watermark back to this one. `None`
+    /// removes the watermark.
+    Provisional(Option<Earlier>),
+}
+
+/// The watermark before a proposal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Earlier {
+    pub token: Token,
+    /// Whether it had the mark of an extension.
+    pub extended: bool,
+    /// As [`Node::outlasts`]. It counts from the first proposal over this watermark: a later one
+    /// does not prolong it.
+    pub outlasts: u8,
 }
 
 /// The tokens that a node accepts for an acquire: those above `oldest` and below [`FAR`].
@@ -126,7 +139,14 @@ impl Lock {
 
 impl Default for Node {
     fn default() -> Self {
-        Self { admitted: true, lock: None, watermark: NO_TOKEN, mark: Mark::Plain, outlasts: 0 }
+        Self {
+            admitted: true,
+            lock: None,
+            watermark: NO_TOKEN,
+            mark: Mark::Plain,
+            outlasts: 0,
+            restored: false,
+        }
     }
 }
 
@@ -148,13 +168,14 @@ impl Node {
             return Vote::Stale(self.watermark);
         }
         self.lock = Some(Lock { extended: false, ..asked });
-        let mark = match self.mark {
-            _ if self.watermark == NO_TOKEN => Mark::Provisional(NO_TOKEN),
-            Mark::Extended => Mark::Provisional(self.watermark),
-            _ if !rules.plain_watermark_stays => Mark::Provisional(NO_TOKEN),
-            Mark::Plain | Mark::Provisional(_) => Mark::Plain,
-        };
-        self.set_watermark(asked.token, mark, window);
+        // The lock was free, so its watermark is needed no longer than the tombstone of a release
+        // that arrives now.
+        let earlier = (self.watermark != NO_TOKEN).then_some(Earlier {
+            token: self.watermark,
+            extended: self.mark == Mark::Extended,
+            outlasts: if self.restored { self.outlasts } else { window.begun },
+        });
+        self.set_watermark(asked.token, Mark::Provisional(earlier), window);
         Vote::Granted
     }
 
@@ -272,6 +293,7 @@ impl Node {
                     }
                     if rules.release_prolongs_watermark {
                         self.outlasts |= window.begun;
+                        self.restored = false;
                     }
                 }
             } else {
@@ -304,29 +326,29 @@ impl Node {
     /// by now.
     fn set_watermark(&mut self, token: Token, mark: Mark, window: Window) {
         (self.watermark, self.mark, self.outlasts) = (token, mark, window.begun);
+        self.restored = false;
     }
 
     /// Removes an expired watermark. By then the node's clock refuses every operation that the
     /// watermark kept out.
     pub fn end_watermark(&mut self) {
         (self.watermark, self.mark, self.outlasts) = (NO_TOKEN, Mark::Plain, 0);
+        self.restored = false;
     }
 
     fn undo_watermark(&mut self, rules: &Rules, token: Token) {
-        (self.watermark, self.mark) = match self.mark {
-            Mark::Provisional(before)
-                if self.watermark == token
-                    && before != NO_TOKEN
-                    && rules.earlier_watermark_is_restored =>
+        match self.mark {
+            Mark::Provisional(Some(earlier))
+                if self.watermark == token && rules.earlier_watermark_is_restored =>
             {
-                (before, Mark::Extended)
+                let mark = if earlier.extended { Mark::Extended } else { Mark::Plain };
+                (self.watermark, self.mark, self.outlasts) =
+                    (earlier.token, mark, earlier.outlasts);
+                self.restored = true;
             }
-            Mark::Provisional(_) if self.watermark == token => (NO_TOKEN, Mark::Plain),
-            _ if !rules.only_own_watermark_goes => (NO_TOKEN, Mark::Plain),
-            mark => (self.watermark, mark),
-        };
-        if self.watermark == NO_TOKEN {
-            self.outlasts = 0;
+            Mark::Provisional(_) if self.watermark == token => self.end_watermark(),
+            _ if !rules.only_own_watermark_goes => self.end_watermark(),
+            Mark::Plain | Mark::Extended | Mark::Provisional(_) => {}
         }
     }
 
@@ -341,15 +363,21 @@ impl Node {
     pub fn lasting_watermark(&self, rules: &Rules) -> Token {
         match self.mark {
             Mark::Plain | Mark::Extended => self.watermark,
-            Mark::Provisional(before) if rules.earlier_watermark_is_restored => before,
+            Mark::Provisional(Some(earlier)) if rules.earlier_watermark_is_restored => {
+                earlier.token
+            }
             Mark::Provisional(_) => NO_TOKEN,
         }
     }
 
     /// Whether a repair with this T passes the watermark as it is, or as an undo would set it back.
     pub fn is_repairable(&self, token: Token) -> bool {
-        self.mark == Mark::Extended && self.watermark == token
-            || self.mark == Mark::Provisional(token)
+        let passes = match self.mark {
+            Mark::Plain | Mark::Provisional(None) => None,
+            Mark::Extended => Some(self.watermark),
+            Mark::Provisional(Some(earlier)) => earlier.extended.then_some(earlier.token),
+        };
+        passes == Some(token)
     }
 
     /// Admits the node with a lock that other nodes store. `stands` says whether a majority without

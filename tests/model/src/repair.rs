@@ -21,9 +21,7 @@
 //! [`Held::Granted`] and [`Held::Extended`] tell the two situations apart.
 //!
 //! Meanwhile another client polls for the lock. A node without the lock grants it to that client.
-//! The other nodes refuse, so the proposal fails and is undone. In [`Held::Early`] nobody polls the
-//! node whose watermark still keeps the repair out. A poll would replace that watermark by the
-//! poll's own, which no repair passes.
+//! The other nodes refuse, so the proposal fails and is undone.
 
 use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Quorum, Tally};
@@ -312,10 +310,7 @@ impl Model for Repair {
             }
             Some(_) | None => {}
         }
-        let lost = |(_, site): &(usize, &Site)| {
-            let is_early = self.held == Held::Early && site.node.watermark == T;
-            !site.away && site.node.lock.is_none() && !is_early
-        };
+        let lost = |(_, site): &(usize, &Site)| !site.away && site.node.lock.is_none();
         actions
             .extend(s.sites.iter().enumerate().filter(lost).map(|(at, _)| Action::Poll(at as u8)));
     }

@@ -100,13 +100,10 @@ rules! {
     /// An undo sets the watermark back only if no client ever received its T. The release of a lock
     /// that a client held never sets it back.
     returned_watermark_stays
-    /// An undo sets the watermark back only in two cases: there was no watermark before the
-    /// proposal, or it had the mark of an extension.
-    plain_watermark_stays
     /// An undo sets the watermark back only if its own proposal has set it.
     only_own_watermark_goes
-    /// If the earlier watermark had the mark of an extension, an undo restores that mark together
-    /// with the T.
+    /// An undo removes the watermark only if none stood before the proposal. Otherwise it restores
+    /// the earlier watermark, with its mark and its own end.
     earlier_watermark_is_restored
     /// A release may find that a watermark at its T or above stands already. It then makes that
     /// watermark permanent, so that no undo sets it back.
@@ -150,8 +147,8 @@ rules! {
     catch_up_needs_majority
     /// A node sets a lock by catching up only if the others were read after its present admission.
     catch_up_follows_admission
-    /// A watermark without the mark of an extension may keep out a lock that the others store as
-    /// extended. Catching up then goes on until that watermark has expired.
+    /// A watermark may keep out a lock that a majority of the others stores. Catching up then goes
+    /// on until that watermark has expired.
     catch_up_outwaits_watermarks
     /// A repair that replaces a record of nobody lives at least as long as that record.
     repair_keeps_life
@@ -178,7 +175,7 @@ impl Rules {
     /// Whether a release may rely on an existing watermark until that watermark expires.
     pub fn watermarks_last(&self) -> bool {
         self.returned_watermark_stays
-            && self.plain_watermark_stays
+            && self.earlier_watermark_is_restored
             && self.only_own_watermark_goes
             && self.release_settles_watermark
     }

@@ -13,7 +13,7 @@ use redlock_core::node::{
     Holding, Keys, NodeSettings, Op, Reason, Record, ReleaseScope, Vote as CoreVote,
 };
 use redlock_core::{Info, LockName, LockToken, Ttl};
-use redlock_model::node::{FAR, Lock, Mark, NO_TOKEN, Node, Owner, Token, Vote, Window};
+use redlock_model::node::{FAR, Lock, Mark, Node, Owner, Token, Vote, Window};
 use redlock_model::rules::Rules;
 
 const NOW: u64 = 1_763_725_165_000_000;
@@ -196,7 +196,10 @@ fn apply_to_both(
         Event::EndWatermark => {
             model.expire();
             model.end_watermark();
-            let life = Duration::from_millis(TTL_MS + 1) + fence_grace(Duration::from_secs(2));
+            // The end of a restored watermark is rounded up to seconds.
+            let rounded = Duration::from_secs(2);
+            let life =
+                Duration::from_millis(TTL_MS + 1) + fence_grace(Duration::from_secs(2)) + rounded;
             code.clock.0.fetch_add(life.as_millis() as u64, Ordering::Relaxed);
             return Ok(());
         }
@@ -261,8 +264,7 @@ fn nodes_agree_in_every_small_state() {
                 }
             }
         }
-        let taken_back =
-            |node: &Node| matches!(node.mark, Mark::Provisional(before) if before != NO_TOKEN);
+        let taken_back = |node: &Node| matches!(node.mark, Mark::Provisional(Some(_)));
         assert!(seen.iter().any(taken_back), "{} states", seen.len());
     }
 }

@@ -148,3 +148,32 @@ fn late_extension_sets_the_lock_again() {
     );
     assert_eq!(master.repair(&held, master.clock.wall_micros()), Vote::Granted);
 }
+
+/// Others ask for a lock that was released, and fail. Each undo restores the watermark of the
+/// release, which keeps its end.
+#[test]
+fn failed_proposals_neither_shorten_nor_prolong_a_watermark() {
+    let master = Master::new();
+    let held = master.grant('a');
+    assert_eq!(master.acquire(&held, 60_000), Vote::Granted);
+    assert_eq!(master.release(&held, ReleaseScope::Holder), Vote::Released);
+    let end = master.clock.monotonic() + fence_grace(D);
+    let fail = || {
+        master.pass(Duration::from_millis(1));
+        let failed = master.grant('b');
+        assert_eq!(master.acquire(&failed, 100_000), Vote::Granted);
+        assert_eq!(master.release(&failed, ReleaseScope::Proposal), Vote::Released);
+    };
+    fail();
+    master.pass(Duration::from_secs(5));
+    fail();
+    master.pass(end - master.clock.monotonic());
+    let repaired = master.repair(&held, master.clock.wall_micros());
+    assert!(matches!(repaired, Vote::Stale { .. }), "a released lock is back: {repaired:?}");
+    // The undo of this proposal comes after the end, which is rounded up to seconds.
+    let failed = master.grant('c');
+    assert_eq!(master.acquire(&failed, 100_000), Vote::Granted);
+    master.pass(Duration::from_secs(2));
+    assert_eq!(master.release(&failed, ReleaseScope::Proposal), Vote::Released);
+    assert_eq!(master.repair(&held, master.clock.wall_micros()), Vote::Granted);
+}

@@ -1,5 +1,5 @@
-//! With all rules on, every small case holds. The tests in the catalogue switch off one rule each.
-//! The other tests in this file show known limits.
+//! With all rules on, every small and medium case holds. The tests in the catalogue switch off one
+//! rule each. The other tests in this file show known limits.
 
 use redlock_model::catalogue::{CASES, Size};
 use redlock_model::eligibility::{Bounds, Eligibility, NO_VOTE_AFTER_LOSS};
@@ -8,9 +8,8 @@ use redlock_model::repair::{Held, NEVER_LOST, Repair};
 use redlock_model::rules::Rules;
 
 /// Runs the cases one after the other, because each uses all cores.
-#[test]
-fn all_small_cases_hold_with_all_rules() {
-    for case in CASES.iter().filter(|case| case.size == Size::Small) {
+fn all_hold(size: Size) {
+    for case in CASES.iter().filter(|case| case.size == size) {
         let outcome = case.run(2, false);
         println!("{}: {outcome}", case.title);
         assert!(outcome.complete, "{}: exploration is incomplete", case.title);
@@ -23,25 +22,42 @@ fn all_small_cases_hold_with_all_rules() {
     }
 }
 
+#[test]
+fn all_small_cases_hold_with_all_rules() {
+    all_hold(Size::Small);
+}
+
+mod slow {
+    use super::*;
+
+    #[test]
+    fn all_medium_cases_hold_with_all_rules() {
+        all_hold(Size::Medium);
+    }
+
+    #[test]
+    fn careless_bootstrap_breaks_eligibility() {
+        let bounds =
+            Bounds { nodes: 2, processes: false, bootstrap: true, restarts: 1, ..CARELESS };
+        breaks_eligibility(bounds);
+    }
+}
+
+const CARELESS: Bounds = Bounds { is_operated_well: false, faults: 2, ..Bounds::LOSSES };
+
+fn breaks_eligibility(bounds: Bounds) {
+    let model = Eligibility::new(Rules::ALL, bounds);
+    let outcome = explore(model, Until::Violated(NO_VOTE_AFTER_LOSS), 1, false);
+    println!("{bounds:?}: {outcome}");
+    assert!(outcome.violated.contains_key(NO_VOTE_AFTER_LOSS), "{bounds:?}");
+}
+
 /// A known limit, not a promise: if operators break the assumptions of `eligibility`, a node votes
 /// although it may have lost a lock.
 #[test]
 fn careless_operation_breaks_eligibility() {
-    let careless = Bounds { is_operated_well: false, faults: 2, ..Bounds::LOSSES };
-    for bounds in [
-        Bounds { durability: true, ..careless },
-        Bounds { change: true, ..careless },
-        Bounds { nodes: 2, processes: false, bootstrap: true, restarts: 1, ..careless },
-    ] {
-        let outcome = explore(
-            Eligibility::new(Rules::ALL, bounds),
-            Until::Violated(NO_VOTE_AFTER_LOSS),
-            1,
-            false,
-        );
-        println!("{bounds:?}: {outcome}");
-        assert!(outcome.violated.contains_key(NO_VOTE_AFTER_LOSS), "{bounds:?}");
-    }
+    breaks_eligibility(Bounds { durability: true, ..CARELESS });
+    breaks_eligibility(Bounds { change: true, ..CARELESS });
 }
 
 /// A known limit, not a promise: only catching up helps such a node. If this test fails, the limit

@@ -477,6 +477,7 @@ impl Master {
             uptime_seconds: if former.is_some() { 0 } else { process.started.elapsed().as_secs() },
             used_memory: 0,
             max_memory: 0,
+            cluster_slots: None,
             // The first part of the ID is the one that gateways compare.
             replication_id: format!("{:08x}", run << 8 | process.promotions),
         }

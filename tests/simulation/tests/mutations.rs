@@ -6,6 +6,8 @@
 //! test uses rolling restarts. The rule about a node's clock is not tested here. It only keeps one
 //! bad clock from making a lock unusable for everybody else, and the checker knows no promise about
 //! that.
+//!
+//! The daily level leaves out the module `slow`. The part `simulation` of tests/parts runs all.
 
 use redlock_sim::checker::Demand;
 use redlock_sim::plan::Plan;
@@ -55,16 +57,6 @@ fn without_the_tombstone_of_a_release() {
 }
 
 #[test]
-fn without_the_scope_of_a_release() {
-    assert_violated("release-keeps-newer", "storm", Plan::storm, &SAFETY);
-}
-
-#[test]
-fn without_an_exact_undo() {
-    assert_violated("undo-is-exact", "storm", Plan::storm, &[Demand::Exclusion, Demand::Promised]);
-}
-
-#[test]
 fn without_the_watermark() {
     assert_violated("watermark-is-checked", "storm", Plan::storm, &[Demand::Fencing]);
 }
@@ -87,17 +79,6 @@ fn without_the_marker() {
 #[test]
 fn without_the_quarantine() {
     assert_violated("quarantine-is-waited", "storm", Plan::storm, &SAFETY);
-}
-
-#[test]
-fn without_recovery_of_lost_locks() {
-    assert_violated("lost-locks-are-recovered", "storm", Plan::storm, &SAFETY);
-}
-
-#[test]
-fn without_following_names() {
-    let wanted = [&SAFETY[..], &[Demand::Orphan]].concat();
-    assert_violated("name-is-followed", "storm", Plan::storm, &wanted);
 }
 
 #[test]
@@ -126,11 +107,6 @@ fn without_probing_a_majority_before_a_quarantine_ends() {
 }
 
 #[test]
-fn without_the_limit_in_the_marker() {
-    assert_violated("limit-is-checked", "raise", Plan::raise, &SAFETY);
-}
-
-#[test]
 fn without_raising_every_bound_first() {
     assert_violated("bounds-rise-first", "raise", Plan::raise, &SAFETY);
 }
@@ -151,4 +127,40 @@ fn without_catching_up_after_an_admission() {
 #[test]
 fn without_the_wait_of_a_change_of_configuration() {
     assert_violated("quarantine-is-waited", "reconfigure", Plan::reconfigure, &[Demand::Exclusion]);
+}
+
+/// These need many seeds: 10 to 30 s of processor time each.
+mod slow {
+    use super::*;
+
+    #[test]
+    fn without_the_scope_of_a_release() {
+        assert_violated("release-keeps-newer", "storm", Plan::storm, &SAFETY);
+    }
+
+    #[test]
+    fn without_an_exact_undo() {
+        assert_violated(
+            "undo-is-exact",
+            "storm",
+            Plan::storm,
+            &[Demand::Exclusion, Demand::Promised],
+        );
+    }
+
+    #[test]
+    fn without_recovery_of_lost_locks() {
+        assert_violated("lost-locks-are-recovered", "storm", Plan::storm, &SAFETY);
+    }
+
+    #[test]
+    fn without_following_names() {
+        let wanted = [&SAFETY[..], &[Demand::Orphan]].concat();
+        assert_violated("name-is-followed", "storm", Plan::storm, &wanted);
+    }
+
+    #[test]
+    fn without_the_limit_in_the_marker() {
+        assert_violated("limit-is-checked", "raise", Plan::raise, &SAFETY);
+    }
 }

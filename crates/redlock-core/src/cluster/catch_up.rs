@@ -9,11 +9,10 @@
 //! until one sets nothing. Then a note on the master says that it has caught up, and the next
 //! master may be restarted.
 //!
-//! This master refuses a repair if its watermark has the same T without a `+`, because the lock may
-//! have been released here. But there may be another cause if the other masters store the same
-//! grant as extended. This master may have granted the lock, been away at the first extension, and
-//! let its own copy expire. So in this case the passes go on until the watermark has expired: at
-//! most `fence_grace` after the copy did.
+//! This master refuses a repair if its watermark shows that the lock may have been released here.
+//! There may be another cause. For example, this master has granted the lock, was away at the first
+//! extension, and let its own copy expire. So the passes go on while a majority stores the lock,
+//! until the watermark lets it pass or has expired.
 //!
 //! [Recovery](crate::cluster::recovery) comes earlier and has another purpose: it keeps a master
 //! that lost its data from granting a lock again. Catching up only keeps holders from losing their
@@ -33,7 +32,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::cluster::schedule::{self, Attempt, Pause, Scheduled, Sighting, Work};
 use crate::model::quorum::Quorum;
-use crate::model::types::{FencingToken, Ttl};
+use crate::model::types::Ttl;
 use crate::node::eligibility::{ClusterConfig, NAME_MOVES_WITHIN, incarnation_of};
 use crate::node::link::{LinkError, Scan, Scanned};
 use crate::node::{Env, Failure, Holding, Keys, Node, NodeState, Op, Record, Reply, Vote, Voter};
@@ -93,8 +92,7 @@ struct Pass {
     given: usize,
     /// Locks that could not be set yet.
     unsettled: usize,
-    /// How many of the unsettled locks are only kept out by a watermark, which expires within
-    /// seconds.
+    /// How many of the unsettled locks are only kept out by a watermark, which expires by itself.
     barred: usize,
     /// The key of an unsettled lock.
     example: Option<Bytes>,
@@ -213,7 +211,21 @@ impl Worker {
                 if incarnation_of(&now) != incarnation_of(marker) {
                     return Err("it must be admitted again".to_owned());
                 }
-                self.give(at, repairs, pass).await;
+                let refused = self.give(at, repairs, pass).await;
+                if refused.is_empty() {
+                    continue;
+                }
+                // The watermark of a release refuses a repair too. Then the others release the lock
+                // about now, and it is no longer missing.
+                let Missing { repairs, uncertain } =
+                    self.missing(at, scanned, others, &refused).await?;
+                pass.unsettled += repairs.len() + usize::from(uncertain.is_some());
+                pass.barred += repairs.len();
+                let barred = repairs.first().and_then(|repair| match repair {
+                    Op::Repair { keys, .. } => Some(keys.lock.clone()),
+                    _ => None,
+                });
+                pass.example = barred.or(uncertain).or(pass.example.take());
             }
             match next {
                 Some(next) => cursor = next,
@@ -284,27 +296,29 @@ impl Worker {
         masters.iter().filter_map(bound).fold(self.longest_life, Duration::max)
     }
 
-    async fn give(&self, at: usize, repairs: Vec<Op>, pass: &mut Pass) {
+    /// Sends repairs to the master. Returns the locks that its watermarks refuse.
+    async fn give(&self, at: usize, repairs: Vec<Op>, pass: &mut Pass) -> Vec<Keys> {
         let repairs: Vec<_> = repairs.into_iter().map(Arc::new).collect();
+        let mut refused = Vec::new();
         for (index, vote) in ask_all(self.nodes[at].as_ref(), &repairs).await {
             match vote {
                 Vote::Granted => {
                     self.env.observer.repaired(at);
                     pass.given += 1;
                 }
-                Vote::Stale { fence } if let Some(key) = barred(&repairs[index], fence) => {
-                    pass.unsettled += 1;
-                    pass.barred += 1;
-                    pass.example = Some(key);
+                Vote::Stale { .. } => {
+                    if let Op::Repair { keys, .. } = repairs[index].as_ref() {
+                        refused.push(keys.clone());
+                    }
                 }
-                // The lock has arrived on this master meanwhile, or its watermark shows a release
-                // or a later grant.
-                Vote::Extended { .. } | Vote::Stale { .. } => {}
+                // The lock has arrived on this master meanwhile.
+                Vote::Extended { .. } => {}
                 // A lock of another Redlock client stands there, and must not be replaced.
                 Vote::Held(holding) if holding.record.parse().is_none() => {}
                 _ => pass.unsettled += 1,
             }
         }
+        refused
     }
 
     fn readable<T>(&self, node: usize, answer: Result<T, Failure>) -> Result<T, String> {
@@ -339,14 +353,6 @@ fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duratio
 /// Whether some grant would have a majority if every master that was not read had a copy too.
 fn may_be_majority(enough: usize, unread: usize, found: &[&Holding]) -> bool {
     found.iter().any(|grant| copies(grant, found) + unread >= enough)
-}
-
-/// The key of the lock, if the repair is of an extended grant and the watermark has the same T.
-/// Such a watermark refuses the repair only because it has no `+`.
-fn barred(repair: &Op, fence: FencingToken) -> Option<Bytes> {
-    let Op::Repair { keys, record, .. } = repair else { return None };
-    let is_own = record.is_extended() && record.fencing() == Some(fence);
-    is_own.then(|| keys.lock.clone())
 }
 
 /// How many of the holdings are copies of one grant.
@@ -430,20 +436,6 @@ mod tests {
         assert!(!may_be_majority(3, 0, &[&one, &one]));
         assert!(may_be_majority(3, 1, &[&one, &one]));
         assert!(!may_be_majority(3, 1, &[&one]));
-    }
-
-    #[test]
-    fn only_an_extended_lock_waits_for_its_own_watermark() {
-        let repair = |is_extended| Op::Repair {
-            keys: Keys::new("lock:", &"a".parse().unwrap()),
-            record: holding(T, is_extended, 5).record,
-            ttl: Ttl::from_millis(5_000).unwrap(),
-            began_micros: 7,
-        };
-        let fence = |t| FencingToken::new(t).unwrap();
-        assert!(barred(&repair(true), fence(T)).is_some());
-        assert!(barred(&repair(true), fence(T + 1)).is_none(), "a later grant");
-        assert!(barred(&repair(false), fence(T)).is_none(), "a release");
     }
 
     #[test]

@@ -253,8 +253,11 @@ impl Recoverer {
             .admitted_by(at)
             .ok_or_else(|| LinkError::broken(format!("{name} is not admitted")))?;
         let session = self.connect(at).await?;
-        let ProbeReply { facts, marker, .. } = in_time(session.probe()).await?;
+        // This clock is read before the master's. If this process stands still between the two readings,
+        // `then_micros` is too late: grants may come back that the master never had, which is safe. In the
+        // other order it would be too early, and lost grants would not come back.
         let since = self.env.clock.monotonic().saturating_sub(seen);
+        let ProbeReply { facts, marker, .. } = in_time(session.probe()).await?;
         // A lock may live longer than this gateway's own `max_ttl`.
         let bound = marker.as_deref().and_then(ClusterConfig::ttl_bound_of);
         let longest_life = self.longest_life.max(bound.unwrap_or_default());

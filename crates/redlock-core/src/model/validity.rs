@@ -54,6 +54,17 @@ pub struct Lease {
     pub(crate) life: Duration,
 }
 
+/// What a lease has left at one moment. A client trusts its lock until `elapsed + validity` after it
+/// sent the request. So both come from one reading of the clock. If the process stood still between
+/// two readings, the sum would grow, and the client would trust a lock that has already ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Remaining {
+    /// Time since the request began.
+    pub elapsed: Duration,
+    /// How long the lock may be trusted after that moment.
+    pub validity: Duration,
+}
+
 impl Lease {
     /// Time since the request began.
     pub(crate) fn elapsed(&self, now: Duration) -> Duration {
@@ -67,7 +78,13 @@ impl Lease {
     }
 
     pub(crate) fn validity(&self, now: Duration) -> Option<Duration> {
-        validity(self.life, self.elapsed(now), self.drift)
+        self.remaining(now).map(|remaining| remaining.validity)
+    }
+
+    pub(crate) fn remaining(&self, now: Duration) -> Option<Remaining> {
+        let elapsed = self.elapsed(now);
+        let validity = validity(self.life, elapsed, self.drift)?;
+        Some(Remaining { elapsed, validity })
     }
 }
 

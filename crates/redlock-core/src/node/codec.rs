@@ -406,7 +406,7 @@ fn unpack_one_vote(bytes: &mut Bytes) -> Option<Vote> {
             }
             Vote::FoundOfSet(stand)
         }
-        // A mark (`+` or `!`) may follow the token.
+        // A mark (`+` or `!`) and more may follow the token.
         3 => match take_text(bytes)?.get(..FencingToken::TEXT_LEN).and_then(FencingToken::parse) {
             Some(fence) => Vote::Stale { fence },
             None => failed(Reason::Error, Effect::None, "the watermark holds no fencing token"),

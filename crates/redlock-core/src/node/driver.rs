@@ -425,7 +425,7 @@ impl Driver {
             return Err(Outage::Ineligible(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
         let seen = Moment::of(self.report.env.clock.as_ref());
-        self.compare_with_earlier(&facts, seen.monotonic);
+        self.compare_with_earlier(&facts);
         let incarnation = marker.as_deref().map(incarnation_of);
         let is_for = |stood: &Option<String>| {
             incarnation.is_some() && stood.as_deref().map(incarnation_of) == incarnation
@@ -506,13 +506,17 @@ impl Driver {
     /// new process started before the earlier one last answered, both were alive at once. The new
     /// process may then have loaded the append-only file too early, and lack the grants that
     /// followed.
-    fn compare_with_earlier(&mut self, facts: &Facts, now: Duration) {
+    ///
+    /// The new process had the age that it reports at some moment after the probe was sent. So its
+    /// start is computed from when the probe was sent. If the start were computed from the present,
+    /// and this gateway had stood still since the answer, the start would seem too late.
+    fn compare_with_earlier(&mut self, facts: &Facts) {
         let Some((_, answered)) = self.answered.take_if(|(earlier, _)| *earlier != facts.run_id)
         else {
             return;
         };
         let has_run = Duration::from_secs(facts.uptime_seconds.saturating_sub(1));
-        if facts.uptime_seconds > 0 && has_run >= now.saturating_sub(answered) {
+        if facts.uptime_seconds > 0 && has_run >= self.probe_sent.saturating_sub(answered) {
             self.contest();
         }
     }

@@ -623,6 +623,8 @@ mod tests {
             (Facts { version: "6.2.7".into(), ..volatile() }, "too old"),
             (Facts { role: "slave".into(), ..volatile() }, "REPLICAOF NO ONE"),
             (Facts { role: String::new(), ..volatile() }, "no role"),
+            (Facts { cluster_slots: Some("0-5460".into()), ..volatile() }, "0-5460"),
+            (Facts { cluster_slots: Some(String::new()), ..volatile() }, "no slot"),
             (Facts { policy: "allkeys-lru".into(), ..volatile() }, "allkeys-lru"),
             (Facts { policy: String::new(), ..volatile() }, "maxmemory-policy"),
         ] {

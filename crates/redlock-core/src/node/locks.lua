@@ -13,14 +13,16 @@
 -- A watermark outlives its lock. It expires only when the clock check refuses all operations that
 -- the watermark would refuse (see `fence_grace` in node/rules.rs). A watermark has one of these
 -- forms:
---   T      a grant or a release had this T
+--   T      a release or a repair had this T
 --   T+     the grant with this T was extended here, and no release of it has run here since
 --   T!     a grant with this T; its undo deletes the watermark, because none stood before
---   T!S+   a grant with this T; its undo restores the watermark S+, which stood before
+--   T!S@end, T!S+@end   a grant with this T; its undo restores the watermark S or S+, which stood
+--                       before, until this end, in seconds since 1970
+--   S@end, S+@end       such a restored watermark
 -- T is stored as the text in which it arrived, because Lua's tostring would write 1.76e+15. To
 -- compare two T, the script turns them into numbers. That is exact, because every T is below 2^53.
 
-local call, sub, num, byte = redis.pcall, string.sub, tonumber, string.byte
+local call, sub, num, byte, find = redis.pcall, string.sub, tonumber, string.byte, string.find
 local pack, unpack = struct.pack, struct.unpack
 
 local RULE_LOCK_IS_KEPT = true
@@ -32,6 +34,12 @@ local RULE_WATERMARK_IS_CHECKED = true
 local RULE_MARKER_IS_CHECKED = true
 local RULE_REFUSED_SET_IS_UNDONE = true
 local RULE_CONFIRMED_SET_IS_SPARED = true
+
+-- The T at the start of a record or a watermark. tonumber alone would also take 17000000000000e2.
+local function token(text)
+  local t = sub(text, 1, 16)
+  return #t == 16 and not find(t, '%D') and num(t) or nil
+end
 
 local MALFORMED = redis.error_reply('ERR the call is malformed')
 -- The longest value of a lock in a vote, in bytes. Another client's value may be longer, and is
@@ -68,7 +76,7 @@ for i = 1, count do
   end
   if (takes == RECORD or code == E or code == K) and (ttl < 10 or ttl > 86400000) then return MALFORMED end
   if takes ~= NONE and code ~= E then
-    local t = num(sub(record, 1, 16))
+    local t = token(record)
     if not t or t < 1000000000000000 or t > 9007199254740991 then return MALFORMED end
     t_nums[i] = t
   end
@@ -126,16 +134,25 @@ end
 local PLACEHOLDER = ':' .. string.rep('0', 40) .. ':'
 local NO_NUMBER = { err = 'ERR the watermark holds no number' }
 
--- The T of a watermark, without its mark.
-local function watermark_number(text)
-  return num(text) or num(sub(text, 1, 16))
-end
-
 -- A lock is never overwritten, not even for its owner: an earlier request of the owner may rely on
 -- the stored grant.
 local function refuse(lock, current, record)
   if sub(current, 18, 49) ~= sub(record, 18, 49) then return held(HELD, lock, current) end
   if RULE_LOCK_IS_KEPT then return held(OTHER_GRANT, lock, current) end
+end
+
+-- A watermark without what an undo would restore, and without its end.
+local function lasting(text)
+  return sub(text, 1, sub(text, 17, 17) == '+' and 17 or 16)
+end
+
+-- The watermark over which a proposal is granted, with its end. The lock was free, so its watermark is
+-- needed no longer than the tombstone of a release that arrives now. The end of a restored watermark
+-- stays as it is. Otherwise each further proposal would prolong a watermark that keeps a repair out.
+local function earlier(last)
+  local kept = lasting(last)
+  if sub(last, #kept + 1, #kept + 1) == '@' then return last end
+  return kept .. '@' .. time[1] + math.ceil(grace / 1000) + 1
 end
 
 local function acquire(lock, watermark, record, ttl, t_num)
@@ -147,7 +164,7 @@ local function acquire(lock, watermark, record, ttl, t_num)
 
   local last = call('GET', watermark)
   if failed(last) then return error_of(last) end
-  local last_num = last and watermark_number(last)
+  local last_num = last and token(last)
   if last and not last_num then return error_of(NO_NUMBER) end
   if RULE_WATERMARK_IS_CHECKED and last and last_num >= t_num then
     local current = call('GET', lock)
@@ -162,13 +179,7 @@ local function acquire(lock, watermark, record, ttl, t_num)
     if refused then return refused end
     call('SET', lock, record, 'PX', ttl)
   end
-  local text = t
-  if not last then
-    text = t .. '!'
-  elseif sub(last, 17) == '+' then
-    text = t .. '!' .. last
-  end
-  local set = call('SET', watermark, text, 'PX', ttl + grace)
+  local set = call('SET', watermark, t .. '!' .. (last and earlier(last) or ''), 'PX', ttl + grace)
   if failed(set) then
     call('DEL', lock)
     return error_of(set)
@@ -262,8 +273,8 @@ local function repair(lock, watermark, record, ttl, t_num, began)
   local marked = t .. '+'
   local last = call('GET', watermark)
   if failed(last) then return error_of(last) end
-  if last and not watermark_number(last) then return error_of(NO_NUMBER) end
-  if RULE_WATERMARK_IS_CHECKED and last and last ~= marked and watermark_number(last) >= t_num then
+  if last and not token(last) then return error_of(NO_NUMBER) end
+  if RULE_WATERMARK_IS_CHECKED and last and sub(last, 1, 17) ~= marked and token(last) >= t_num then
     return stale(last)
   end
   local set = call('SET', watermark, sub(record, 58, 58) == ';' and marked or t, 'PX', ttl + grace)
@@ -280,9 +291,17 @@ end
 -- here, so the undo needs no tombstone.
 local function undo(watermark, t)
   local last = call('GET', watermark)
-  if failed(last) or not last then return last end
-  if last == t .. '!' then return call('DEL', watermark) end
-  if sub(last, 1, 17) == t .. '!' then return call('SET', watermark, sub(last, 18), 'KEEPTTL') end
+  if failed(last) or not last or sub(last, 1, 17) ~= t .. '!' then return end
+  local before, ends = sub(last, 18), string.match(last, '@(%d+)$')
+  local left = ends and ends * 1000 - math.floor(now / 1000)
+  if before == '' or left and left <= 0 then
+    call('DEL', watermark)
+  elseif left then
+    call('SET', watermark, before, 'PX', left)
+  else
+    -- Somebody else has written it.
+    call('SET', watermark, before, 'KEEPTTL')
+  end
 end
 
 -- Runs even if the marker of the call does not stand: deleting a lock can never produce a second
@@ -309,7 +328,7 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
   if exact_undo and same then return held(HELD, lock, current) end
   local mine = current and not exact and sub(current, 18, 49) == sub(grant, 18, 49)
   if same
-    or mine and (not RULE_RELEASE_KEEPS_NEWER or (num(sub(current, 1, 16)) or 0) <= t_num) then
+    or mine and (not RULE_RELEASE_KEEPS_NEWER or (token(current) or 0) <= t_num) then
     local del = call('DEL', lock)
     if failed(del) then return error_of(del) end
     deleted = true
@@ -325,13 +344,14 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
       -- A release turns T+ into T, because a repair of this grant may be in flight and must be
       -- refused. An undo leaves T+ as it is: another request has extended and so confirmed this
       -- grant, and its repair may pass. A provisional watermark loses its '!' and what follows.
-      -- Otherwise the undo of that proposal would remove this tombstone.
+      -- Otherwise the undo of that proposal would remove this tombstone. A restored watermark loses
+      -- its end, which may be too early.
       local t, text = sub(grant, 1, 16), nil
-      if not last or not exact_undo and last == t .. '+'
-        or (watermark_number(last) or 0) < t_num then
+      if not last or not exact_undo and sub(last, 1, 17) == t .. '+'
+        or (token(last) or 0) < t_num then
         text = t
-      elseif sub(last, 17, 17) == '!' then
-        text = sub(last, 1, 16)
+      elseif lasting(last) ~= last then
+        text = lasting(last)
       end
       if text then
         local life = grace
@@ -372,7 +392,7 @@ local function keep_free(lock, watermark, grant, ttl, t_num)
   if failed(last) then return error_of(last) end
   local t, text, life = sub(grant, 1, 16), sub(grant, 1, 16), ttl + grace
   if last then
-    if (watermark_number(last) or 0) > t_num then text = sub(last, 1, 16) end
+    if (token(last) or 0) > t_num then text = sub(last, 1, 16) end
     local left = call('PTTL', watermark)
     if failed(left) then return error_of(left) end
     if left > life then life = left end

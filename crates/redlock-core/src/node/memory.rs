@@ -164,7 +164,8 @@ impl MemoryNode {
             let last = store.value(&keys.fence);
             let current = store.value(&keys.lock).map(Record::foreign);
             let passes = |last: Bytes| {
-                last == format!("{t}+") || last[..FencingToken::TEXT_LEN] < t.text()[..]
+                rules::is_extended_watermark(&last, t)
+                    || last[..FencingToken::TEXT_LEN] < t.text()[..]
             };
             if !last.is_none_or(passes)
                 && !current.is_some_and(|current| current.is_grant_of(record))

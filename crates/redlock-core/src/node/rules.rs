@@ -146,13 +146,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             record.as_bytes().clone(),
             Expiry::In(u64::from(ttl.millis())),
         )?;
-        let watermark = match last {
-            None => format!("{t}!").into(),
-            Some(last) if &last[FencingToken::TEXT_LEN..] == b"+" => {
-                [format!("{t}!").as_bytes(), &last].concat().into()
-            }
-            Some(_) => watermark_text(t),
-        };
+        let earlier = last.as_deref().map(|last| (last, self.earlier_end()));
+        let watermark = provisional_watermark(t, earlier);
         if let Err(error) = self.set_watermark(keys, watermark, u64::from(ttl.millis())) {
             self.space.delete(&keys.lock);
             return Err(error);
@@ -342,7 +337,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             let Some(watermark) = watermark_token(&text) else {
                 return Ok(error("ERR the watermark holds no number"));
             };
-            if rules.watermark_is_checked && watermark >= t && text != extended_watermark(t) {
+            if rules.watermark_is_checked && watermark >= t && !is_extended_watermark(&text, t) {
                 return Ok(Vote::Stale { fence: watermark });
             }
         }
@@ -435,7 +430,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     /// grant may be in flight and must be refused. An undo (`keeps_mark`) leaves `T+` as it is:
     /// another request has extended and so confirmed this grant, and its repair may pass. A
     /// provisional watermark loses its `!` and what follows. Otherwise the undo of that proposal
-    /// would remove this tombstone.
+    /// would remove this tombstone. A restored watermark loses its end, which may be too early.
     fn set_tombstone(
         &mut self,
         keys: &Keys,
@@ -444,22 +439,21 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         keeps_mark: bool,
     ) -> Result<(), KeyError> {
         let stands = self.space.get(&keys.fence)?;
-        let watermark = match stands.as_ref().and_then(|text| watermark_token(text)) {
-            Some(watermark)
-                if watermark >= t && (keeps_mark || stands != Some(extended_watermark(t))) =>
+        let watermark = match &stands {
+            Some(text)
+                if watermark_token(text).is_some_and(|watermark| watermark >= t)
+                    && (keeps_mark || !is_extended_watermark(text, t)) =>
             {
-                let is_provisional = stands
-                    .as_ref()
-                    .is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
-                if !is_provisional {
+                let lasting = lasting_part(text);
+                if lasting.len() == text.len() {
                     // The existing watermark already refuses what a tombstone would refuse. It must
                     // outlive operations in flight, as a tombstone would.
                     self.prolong_watermark(keys, 0);
                     return Ok(());
                 }
-                watermark
+                text.slice_ref(lasting)
             }
-            Some(_) | None => t,
+            Some(_) | None => watermark_text(t),
         };
         // The watermark may guard another owner's lock, and must outlive that lock.
         let left = stands
@@ -467,22 +461,33 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             .and_then(|_| self.space.time_to_live(&keys.fence))
             .unwrap_or_default();
         let life = left.saturating_sub(self.grace_millis());
-        self.set_watermark(keys, watermark_text(watermark), life)
+        self.set_watermark(keys, watermark, life)
     }
 
-    /// Restores the watermark that stood before a failed proposal. No client has seen that
-    /// proposal's T. No other rule lowers a watermark.
+    /// Restores the watermark that stood before a failed proposal, until its end. No client has seen
+    /// that proposal's T. No other rule lowers a watermark.
     fn restore_watermark(&mut self, keys: &Keys, t: FencingToken) {
         let Ok(Some(last)) = self.space.get(&keys.fence) else { return };
-        match last.strip_prefix(format!("{t}!").as_bytes()) {
-            Some([]) => self.space.delete(&keys.fence),
-            // Without memory the set fails, and the higher watermark stays. It refuses more than it
-            // must, which is safe.
-            Some(before) => {
-                let _ = self.space.set(&keys.fence, Bytes::copy_from_slice(before), Expiry::Keep);
-            }
-            None => {}
+        let Some(earlier) = last.strip_prefix(format!("{t}!").as_bytes()) else { return };
+        let now = self.space.now_micros() / 1_000;
+        let expiry = match watermark_end(earlier) {
+            Some(end) => Expiry::In(end.saturating_mul(1_000).saturating_sub(now)),
+            // Somebody else has written it.
+            None => Expiry::Keep,
+        };
+        if earlier.is_empty() || expiry == Expiry::In(0) {
+            return self.space.delete(&keys.fence);
         }
+        // Without memory the set fails, and the higher watermark stays. It refuses more than it
+        // must, which is safe.
+        let _ = self.space.set(&keys.fence, last.slice_ref(earlier), expiry);
+    }
+
+    /// The end of a watermark over which a proposal is granted now, in seconds since 1970. The lock
+    /// was free, so its watermark is needed no longer than the tombstone of a release that arrives
+    /// now.
+    fn earlier_end(&self) -> u64 {
+        self.space.now_micros() / 1_000_000 + self.grace_millis().div_ceil(1_000) + 1
     }
 
     /// Sets the watermark for `life` milliseconds (the life of the lock) plus the grace.
@@ -519,6 +524,44 @@ fn watermark_text(t: FencingToken) -> Bytes {
 /// The watermark of a lock that was extended here and that no release has reached since.
 fn extended_watermark(t: FencingToken) -> Bytes {
     Bytes::from(format!("{t}+"))
+}
+
+/// Whether this is such a watermark. It may have an end behind the mark.
+pub(super) fn is_extended_watermark(text: &[u8], t: FencingToken) -> bool {
+    text.strip_prefix(&t.text()[..]).is_some_and(|marks| marks.starts_with(b"+"))
+}
+
+/// The watermark of a proposal: `T!`, and the earlier watermark with its end, `T!S@end` or
+/// `T!S+@end`. The end of a restored watermark stays as it is. Otherwise each further proposal would
+/// prolong a watermark that keeps a repair out.
+fn provisional_watermark(t: FencingToken, earlier: Option<(&[u8], u64)>) -> Bytes {
+    let mut text = Vec::with_capacity(2 * FencingToken::TEXT_LEN + 13);
+    text.extend_from_slice(&t.text());
+    text.push(b'!');
+    if let Some((earlier, end)) = earlier {
+        let lasting = lasting_part(earlier);
+        let is_restored = earlier.get(lasting.len()) == Some(&b'@');
+        text.extend_from_slice(if is_restored { earlier } else { lasting });
+        if !is_restored {
+            text.push(b'@');
+            text.extend_from_slice(end.to_string().as_bytes());
+        }
+    }
+    text.into()
+}
+
+/// A watermark without what an undo would restore, and without its end.
+fn lasting_part(text: &[u8]) -> &[u8] {
+    let length = FencingToken::TEXT_LEN;
+    let is_extended = text.get(length) == Some(&b'+');
+    &text[..text.len().min(length + usize::from(is_extended))]
+}
+
+/// The end of a restored watermark, in seconds since 1970.
+fn watermark_end(text: &[u8]) -> Option<u64> {
+    let at = text.iter().rposition(|byte| *byte == b'@')?;
+    let digits = text[at + 1..].iter().all(u8::is_ascii_digit).then_some(&text[at + 1..])?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 /// The T of a watermark, without its marks; `None` when the text begins with no token.

@@ -209,6 +209,8 @@ pub enum Remedy {
     UpgradeRedis,
     /// The node is a replica.
     MakeMaster,
+    /// The node is in Cluster mode, and other nodes serve some of its keys.
+    ServeAllSlots,
     /// The node may evict keys.
     ForbidEvictions,
     /// The node is out of memory.
@@ -274,6 +276,9 @@ impl fmt::Display for Remedy {
             Self::GiveCredentials => "give user and password in the node's URL",
             Self::UpgradeRedis => "install Redis 7.0 or newer",
             Self::MakeMaster => "REPLICAOF NO ONE makes it a master",
+            Self::ServeAllSlots => {
+                "give every node a Redis of its own, without cluster-enabled yes"
+            }
             Self::ForbidEvictions => "CONFIG SET maxmemory-policy noeviction",
             Self::RaiseMaxMemory => "raise maxmemory",
             Self::MendDisk => "look into the server's log: it cannot write to its disk",

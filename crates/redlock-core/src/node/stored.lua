@@ -1,8 +1,8 @@
 -- Returns the values and times to live of a page of locks.
 --
--- KEYS     the locks
 -- ARGV[1]  the longest value of a lock, in bytes
 -- ARGV[2]  the longest life of a lock, in ms
+-- ARGV[3...]  the locks' keys. As KEYS, a master in Cluster mode would refuse keys of several slots.
 --
 -- A value of another client without expiry is no lock, and is left out. If somebody removed or
 -- prolonged the expiry of one of our locks by hand, the lock counts with the longest life. Its true
@@ -10,7 +10,8 @@
 
 local longest_value, longest_life = tonumber(ARGV[1]), tonumber(ARGV[2])
 local out = {}
-for i, key in ipairs(KEYS) do
+for i = 1, #ARGV - 2 do
+  local key = ARGV[i + 2]
   local left, value = redis.call('PTTL', key), false
   if left == -1 or left > 0 then
     -- A value that is longer than any of ours belongs to another client. Its first bytes are

@@ -43,8 +43,8 @@ pub struct RemoteNode {
     name: Arc<str>,
     max_ttl: Duration,
     queue: mpsc::Sender<Job>,
-    /// Operations in the queue, and the limit of them.
-    queued: Arc<AtomicUsize>,
+    queued: Arc<Queued>,
+    /// How many operations may be in the queue.
     limit: usize,
     status: watch::Receiver<NodeStatus>,
     bootstrap: Arc<Notify>,
@@ -53,6 +53,14 @@ pub struct RemoteNode {
     reader: Reader,
     hints: HintSubscriber,
     worker: AbortHandle,
+}
+
+/// What is in the queue of a node.
+#[derive(Default)]
+struct Queued {
+    operations: AtomicUsize,
+    /// Releases that were submitted alone.
+    single_releases: AtomicUsize,
 }
 
 /// One operation, or several that run one after the other.
@@ -67,6 +75,10 @@ impl Job {
             Self::One(_) => 1,
             Self::Several(tasks) => tasks.len(),
         }
+    }
+
+    fn single_releases(&self) -> usize {
+        usize::from(matches!(self, Self::One(task) if matches!(*task.op, Op::Release { .. })))
     }
 
     fn tasks(self) -> impl Iterator<Item = Task> {
@@ -111,7 +123,7 @@ impl RemoteNode {
         let driver = Driver::new(name.clone(), eligibility, settings, env, Instant::now());
         // A job has an operation at least, so the channel never has more jobs than operations.
         let (queue, jobs) = mpsc::channel(limit);
-        let queued = Arc::new(AtomicUsize::new(0));
+        let queued = Arc::<Queued>::default();
         let status = driver.status();
         let bootstrap = Arc::new(Notify::new());
         let reader = Reader::new(link.clone(), status.clone(), call_deadline);
@@ -152,12 +164,17 @@ impl RemoteNode {
     fn enqueue(&self, job: Job) {
         // The last quarter of the queue is kept for extensions and releases of held locks, and for
         // operations that were submitted together, such as a handoff. They share one queue with
-        // acquires, because a node promises to keep the order of operations.
+        // acquires, because a node promises to keep the order of operations. Single releases get
+        // half of the queue, so that they do not keep acquires out. A node never drops a late
+        // release, and repeats those that failed.
         let is_acquire = matches!(&job, Job::One(task) if matches!(*task.op, Op::Acquire { .. }));
-        let operations = job.operations();
-        let before = self.queued.fetch_add(operations, Ordering::Relaxed);
+        let (operations, releases) = (job.operations(), job.single_releases());
+        let before = self.queued.operations.fetch_add(operations, Ordering::Relaxed);
+        let releases_before = self.queued.single_releases.fetch_add(releases, Ordering::Relaxed);
         let refused = if is_acquire && before >= self.limit - self.limit / 4 {
             Some((job, Reason::Overloaded, "the node's queue has no more room for acquires"))
+        } else if releases > 0 && releases_before >= self.limit.div_ceil(2) {
+            Some((job, Reason::Overloaded, "the node's queue has no more room for releases"))
         } else if before > 0 && before + operations > self.limit {
             Some((job, Reason::Overloaded, "the node's queue is full"))
         } else {
@@ -172,9 +189,16 @@ impl RemoteNode {
             }
         };
         if let Some((job, reason, detail)) = refused {
-            self.queued.fetch_sub(operations, Ordering::Relaxed);
+            self.queued.leave(operations, releases);
             job.fail(reason, detail);
         }
+    }
+}
+
+impl Queued {
+    fn leave(&self, operations: usize, single_releases: usize) {
+        self.operations.fetch_sub(operations, Ordering::Relaxed);
+        self.single_releases.fetch_sub(single_releases, Ordering::Relaxed);
     }
 }
 
@@ -234,8 +258,7 @@ struct Worker {
     driver: Driver,
     link: Arc<dyn Link>,
     jobs: mpsc::Receiver<Job>,
-    /// Operations in the queue.
-    queued: Arc<AtomicUsize>,
+    queued: Arc<Queued>,
     bootstrap: Arc<Notify>,
     recovered: watch::Receiver<String>,
     /// Calls in a row for which the yields brought no further operation, see `gather`.
@@ -328,7 +351,7 @@ impl Worker {
 
     /// Passes a job from the queue to the driver.
     fn submit(&mut self, job: Job) {
-        self.queued.fetch_sub(job.operations(), Ordering::Relaxed);
+        self.queued.leave(job.operations(), job.single_releases());
         self.driver.submit(job.tasks());
     }
 

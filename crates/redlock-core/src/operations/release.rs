@@ -200,18 +200,53 @@ async fn release_kept_free(
     }
 }
 
+/// How many releases one call of [`release_owner`] sends at most.
+const MOST_RELEASES: u32 = 3;
+
 /// Releases every grant of an owner, for a client that never received the token. Returns the T up
 /// to which grants were released.
 ///
 /// The T is minted before any node is read. So it is larger than the T of every acquire that has
 /// begun by then, as far as the gateways' clocks agree. An acquire still in flight is refused,
 /// because it meets a watermark above its T.
+///
+/// An acquire of the same owner that begins later has a larger T. If it is granted before the
+/// release arrives, the nodes refuse the release. Then this function reads the nodes and releases
+/// again, with a new T.
 pub(crate) async fn release_owner(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     slot: (&LockName, u16),
     owner: &Owner,
 ) -> Result<FencingToken, LockError> {
+    let mut sent = 0;
+    loop {
+        let (token, round) = begin_release_of_owner(shared, waiters, slot, owner).await?;
+        sent += 1;
+        match released(shared, &round).await {
+            Err(LockError::NotHolder(by)) if by.owner == Some(*owner) => {
+                if sent == MOST_RELEASES {
+                    return Err(LockError::Unknown(shared.reports(&round.outcome().await)));
+                }
+            }
+            result => return result.map(|()| token.fencing()),
+        }
+    }
+}
+
+/// Reads the owner's grants from the nodes, and sends one release for all of them. Does not wait for
+/// the nodes' answers to the release: returns the token that was released, and the round that collects
+/// those answers.
+///
+/// # Errors
+/// [`LockError::NotHolder`] or [`LockError::Lost`]: the owner has no grant to release.
+/// [`LockError::Unknown`]: too few nodes answered to say whether it has one.
+async fn begin_release_of_owner(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    slot: (&LockName, u16),
+    owner: &Owner,
+) -> Result<(LockToken, Arc<Round>), LockError> {
     let minted = shared.tokens.mint();
     let keys = shared.keys_of_slot(slot);
     let round = shared.inspect(keys, shared.untimed_limits());
@@ -237,7 +272,7 @@ pub(crate) async fn release_owner(
         (None, None) => return Err(not_held(shared.quorum, &others)),
     };
     let round = begin_release(shared, waiters, slot, &token);
-    released(shared, &round).await.map(|()| token.fencing())
+    Ok((token, round))
 }
 
 /// Releases every grant of an owner on any slot of a lock. Returns the largest T up to which grants

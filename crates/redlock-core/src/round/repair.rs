@@ -13,7 +13,7 @@
 //! of an extension. A release removes that flag. A watermark without the flag shows that the lock
 //! was on this node and has ended there, by a release or at the end of its TTL. For example, a
 //! master that keeps its data was down for longer than the TTL. If the master went down before the
-//! first extension of the lock, it stays without the lock.
+//! first extension of the lock, it stays without the lock until its watermark ends.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;

@@ -6,11 +6,15 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
+
+/// A time limit that outlasts every test.
+const UNLIMITED: Duration = Duration::from_secs(24 * 3_600);
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -39,7 +43,7 @@ fn callbacks(origin: &str, networks: &[&str], addresses: Vec<Vec<IpAddr>>) -> Ca
 
 async fn send(callbacks: &Callbacks, url: &str) -> Result<(), CallbackError> {
     let url = callbacks.check(url).expect("an allowed URL");
-    send_within(callbacks, &url, Duration::from_secs(5)).await
+    send_within(callbacks, &url, UNLIMITED).await
 }
 
 async fn send_within(
@@ -214,14 +218,22 @@ async fn one_client_has_sixteen_callbacks_under_way() {
     let callbacks = callbacks(&origin, &["127.0.0.0/8"], vec![vec![ALLOWED]]);
     let url = callbacks.check(&format!("{origin}/")).unwrap();
     let client = Client::default();
-    // A shorter limit could end the first sixteen before the others are refused.
-    let limit = Duration::from_secs(4);
-    let sends =
-        (0..20).map(|_| callbacks.send(&client, &url, "msg_1", || Some("{}".into()), limit));
-    let sent = futures_util::future::join_all(sends).await;
-    let count = |error: CallbackError| sent.iter().filter(|it| **it == Err(error.clone())).count();
-    assert_eq!((count(CallbackError::TimedOut), count(CallbackError::Busy)), (16, 4), "{sent:?}");
-    drop(allowed);
+    let send = |limit| callbacks.send(&client, &url, "msg_1", || Some("{}".into()), limit);
+    let mut sixteen: FuturesUnordered<_> = (0..16).map(|_| send(UNLIMITED)).collect();
+    let four_more = async {
+        let mut open = Vec::new();
+        while open.len() < 16 {
+            open.push(allowed.accept().await.unwrap());
+        }
+        futures_util::future::join_all((0..4).map(|_| send(Duration::from_millis(200)))).await
+    };
+    tokio::select! {
+        ended = sixteen.next() => panic!("nobody has answered it: {ended:?}"),
+        refused = four_more => {
+            let is_busy = |sent: &Result<_, _>| *sent == Err(CallbackError::Busy);
+            assert!(refused.iter().all(is_busy), "{refused:?}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -245,15 +257,21 @@ async fn lookups_that_hang_keep_a_bounded_number_of_threads() {
     let callbacks = Callbacks::new(&settings, secrets, resolver).unwrap();
     let url = callbacks.check("http://hooks.test/").unwrap();
     let clients: Vec<_> = (0..40).map(|_| Client::default()).collect();
-    // A busy machine may start the threads late.
-    let limit = Duration::from_secs(4);
-    let sends = clients
-        .iter()
-        .map(|client| callbacks.send(client, &url, "msg_1", || Some("{}".into()), limit));
-    let sent = futures_util::future::join_all(sends).await;
-    assert!(sent.iter().all(Result::is_err), "{sent:?}");
-    assert_eq!(begun.load(Ordering::SeqCst), 16);
-    drop(end);
+    let send = |client| callbacks.send(client, &url, "msg_1", || Some("{}".into()), UNLIMITED);
+    let mut sends = futures_util::future::join_all(clients.iter().map(send));
+    let all_hang = async {
+        while begun.load(Ordering::SeqCst) < 16 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(begun.load(Ordering::SeqCst), 16);
+        drop(end);
+        std::future::pending::<()>().await
+    };
+    tokio::select! {
+        sent = &mut sends => assert!(sent.iter().all(Result::is_err), "{sent:?}"),
+        () = all_hang => unreachable!("it is pending"),
+    }
 }
 
 /// The example of the specification of Standard Webhooks.

@@ -292,6 +292,11 @@ impl Access {
         }
     }
 
+    /// Counts the request once for each of `locks` locks or slots that it changes on the masters.
+    pub(super) async fn widen(&self, in_flight: &mut InFlight, locks: usize) {
+        in_flight.widen(&self.client, locks).await;
+    }
+
     /// The caller, for a stream that outlives the request.
     pub(super) fn standing(&self) -> Standing {
         let Self { app, caller, client, .. } = self;

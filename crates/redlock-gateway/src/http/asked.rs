@@ -18,6 +18,7 @@ use crate::audit::AuditPart;
 use crate::auth::{Caller, Verb};
 use crate::gateway::{AcquireRequest, LeaseView, PresentedToken, Refusal, ResolvedToken, Target};
 use crate::info::{LockMetadata, label_of};
+use crate::overload::InFlight;
 
 /// Parts of a request to acquire a lock that its answer repeats.
 pub(super) struct Asked {
@@ -71,13 +72,23 @@ impl Asked {
         Ok((request, Self { owner: metadata.owner, slots, applied }))
     }
 
-    /// Charges the rate of the key for each slot after the first.
-    pub(super) async fn charge(&self, access: &Access) -> Result<(), ApiError> {
-        match self.slots.filter(|slots| slots.take() > 1) {
-            None => Ok(()),
-            // Boxed, because an unboxed future would make the future of every request larger.
-            Some(slots) => Box::pin(access.charge_locks(slots.take().into())).await,
+    /// Charges the client for each slot after the first.
+    pub(super) async fn charge(
+        &self,
+        access: &Access,
+        in_flight: &mut InFlight,
+    ) -> Result<(), ApiError> {
+        let take = self.slots.map_or(1, |slots| slots.take().into());
+        if take == 1 {
+            return Ok(());
         }
+        // Boxed, because an unboxed future would make the future of every request larger.
+        Box::pin(async {
+            access.charge_locks(take).await?;
+            access.widen(in_flight, take).await;
+            Ok(())
+        })
+        .await
     }
 
     /// The lease of a grant. Notes its slots in the audit entry.

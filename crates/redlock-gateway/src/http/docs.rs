@@ -1,11 +1,14 @@
-//! The documentation as web pages: the Markdown files of the source tree, rendered at the start.
+//! The documentation as web pages: the Markdown files of the source tree. A page is rendered at the
+//! first request for it.
 //!
 //! Links between pages lead to the pages here. A link to a file that is not served becomes plain
 //! text. Headings have the anchors that GitHub gives them. The pages have no scripts, and no styles
 //! but those of `pages.css`, so they keep the policy for browsers.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
+use axum::body::Bytes;
 use pulldown_cmark::{CowStr, Event, HeadingLevel, Options, Parser, Tag, TagEnd, html};
 
 /// The style sheet of the pages.
@@ -53,9 +56,12 @@ const SOURCES: [Source; 22] = sources! {
 /// The pages that each page links to at its top.
 const MAIN_PAGES: usize = 11;
 
-/// Every page, as the name in its path and its HTML.
-pub(super) fn pages() -> impl Iterator<Item = (&'static str, String)> {
-    SOURCES.iter().map(|source| (source.name, page(source)))
+/// Finds a page by its name. All answers share one copy of its HTML: a client may request the page
+/// many times at once.
+pub(super) fn page(name: &str) -> Option<Bytes> {
+    static RENDERED: [OnceLock<Bytes>; SOURCES.len()] = [const { OnceLock::new() }; SOURCES.len()];
+    let at = SOURCES.iter().position(|source| source.name == name)?;
+    Some(RENDERED[at].get_or_init(|| rendered(&SOURCES[at]).into()).clone())
 }
 
 /// The links at the top of each page.
@@ -67,7 +73,7 @@ pub(super) fn navigation() -> String {
     format!("<nav class=\"docs\">{first}{links}</nav>\n")
 }
 
-fn page(source: &Source) -> String {
+fn rendered(source: &Source) -> String {
     let mut body = String::new();
     let (title, events) = rewritten(source);
     html::push_html(&mut body, events.into_iter());

@@ -219,10 +219,11 @@ async fn admit(
     index: usize,
     checked: Result<(LockName, LockToken), ApiError>,
 ) -> Result<(InFlight, LockName, ResolvedToken), ApiError> {
-    let in_flight = access.enter_lease(index == 0).await?;
+    let mut in_flight = access.enter_lease(index == 0).await?;
     let (name, token) = checked?;
     let caller = access.check_again(Verb::Extend, &name)?;
     access.take_turns(token.slots().count().into()).await;
+    access.widen(&mut in_flight, token.slots().count().into()).await;
     let token = resolve(access, &caller, &name, Verb::Extend, token).await?;
     if token.is_forced {
         access.note(|entry| entry.parts[index].forces = true);
@@ -258,6 +259,7 @@ async fn extend(
             (index, name, refused.err())
         })
         .collect();
+    // Taken ahead of the extension, so `elapsed` is never too large.
     let before = started.elapsed();
     let extended = access.gateway().extend_many(&leases, ttl, max_hold, access.client()).await;
     let mut extended = leases.iter().zip(extended);

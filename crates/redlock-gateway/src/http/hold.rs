@@ -197,7 +197,7 @@ impl HeldStream {
         let gateway = lock.access.gateway();
         let mut in_flight = lock.access.enter(RequestClass::Other).await?;
         let (mut request, asked) = Asked::read(lock, head, body, began.into_std())?;
-        asked.charge(&lock.access).await?;
+        asked.charge(&lock.access, &mut in_flight).await?;
         request.on_wait = Some(on_wait);
         let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
         let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
@@ -294,9 +294,11 @@ impl HeldStream {
     ) -> Result<(Lease, HeldLease), ApiError> {
         let access = &lock.access;
         let caller = access.check_again(Verb::Extend, &self.name)?;
-        let _in_flight = access.enter(RequestClass::Held).await?;
+        let mut in_flight = access.enter(RequestClass::Held).await?;
         // One turn for each lock, and one for the extension itself.
-        access.take_turns(1 + usize::from(token.slots().count())).await;
+        let slots = usize::from(token.slots().count());
+        access.take_turns(1 + slots).await;
+        access.widen(&mut in_flight, slots).await;
         let before = self.began.elapsed();
         let resolved = lock.resolve(&caller, token).await?;
         let (gateway, limits) = (access.gateway(), access.limits());

@@ -111,7 +111,7 @@ pub(super) async fn acquire(
     let started = Instant::now();
     let mut in_flight = lock.access.enter(RequestClass::Other).await?;
     let (request, asked) = Asked::read(&lock, &head, body, started)?;
-    asked.charge(&lock.access).await?;
+    asked.charge(&lock.access, &mut in_flight).await?;
     let gateway = lock.access.gateway();
     let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
@@ -130,7 +130,7 @@ async fn acquire_later(
     let names = std::slice::from_ref(name);
     let callback = requests::checked_callback(access, &head, body.callback_url.as_ref(), names)?;
     let (request, asked) = Asked::read(lock, &head, body, started)?;
-    asked.charge(access).await?;
+    asked.charge(access, &mut in_flight).await?;
     let refused = |refusal| lock.refused(refusal);
     let claim = access.gateway().claim_deferred(&request, &mut in_flight, head.client_gone());
     match claim.await.map_err(refused)? {
@@ -206,18 +206,22 @@ pub(super) async fn extend(
     ExtendHead(token): ExtendHead,
     Json(body): Json<ExtendBody>,
 ) -> Result<Response, ApiError> {
+    let started = Instant::now();
     let LockAccess { access, name, .. } = &lock;
-    let _in_flight = access.enter(RequestClass::Held).await?;
+    let mut in_flight = access.enter(RequestClass::Held).await?;
     // The body may have taken long to arrive, and the key may have been removed meanwhile.
     let caller = lock.check_again()?;
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     access.take_turns(token.slots().count().into()).await;
+    access.widen(&mut in_flight, token.slots().count().into()).await;
     note_slots(access, &token);
     let token = lock.resolve(&caller, token).await?;
+    let before = started.elapsed();
     let extended =
         access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
     let view = extended.map_err(|refusal| lock.refused(refusal))?;
+    let view = LeaseView { elapsed: before + view.elapsed, ..view };
     let waiters = Some(access.gateway().line_length(name) as u64);
     grant_response(StatusCode::OK, &Lease { waiters, ..lease(name, &view, None) }, None)
 }
@@ -260,17 +264,20 @@ pub(super) async fn extend(
 )]
 pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
-    let _in_flight = access.enter(RequestClass::Held).await?;
+    let mut in_flight = access.enter(RequestClass::Held).await?;
     match by {
         ReleaseBy::Token(token) => {
             access.take_turns(token.slots().count().into()).await;
+            access.widen(&mut in_flight, token.slots().count().into()).await;
             note_slots(access, &token);
             let token = lock.resolve(access.caller(), token).await?;
             let released = access.gateway().release(name, &token, access.client()).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::IdempotencyKey(key, slots) => {
-            access.take_turns(slots.map_or(1, |slots| slots.count().into())).await;
+            let locks = slots.map_or(1, |slots| slots.count().into());
+            access.take_turns(locks).await;
+            access.widen(&mut in_flight, locks).await;
             let whose = (access.caller().principal(), key.as_str());
             let target = match slots {
                 None => Target::Lock(name.clone()),

@@ -93,6 +93,7 @@ async fn acquire(
     let mut in_flight = access.enter(RequestClass::Other).await?;
     check_again(access, Verb::Acquire, set.names())?;
     access.charge_locks(set.names().len()).await?;
+    access.widen(&mut in_flight, set.names().len()).await;
     let limits = access.limits();
     let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
     let priority = requested_priority(body.priority.as_ref())?;
@@ -238,9 +239,15 @@ async fn release_each(
     set: &LockSet,
     by: &TokenOrKey,
 ) -> Result<Response, ApiError> {
-    let _in_flight = access.enter(RequestClass::Held).await?;
+    let mut in_flight = access.enter(RequestClass::Held).await?;
     check_again(access, Verb::Release, set.names())?;
     access.charge_locks(set.names().len()).await?;
+    // No set has slots, but a token may name some.
+    let slots = match by {
+        TokenOrKey::Token(token) => token.slots().count(),
+        TokenOrKey::IdempotencyKey(_) => 1,
+    };
+    access.widen(&mut in_flight, set.names().len() * usize::from(slots)).await;
     let releases: Vec<_> = (0..set.names().len())
         .map(|index| {
             Box::pin(async move {

@@ -40,6 +40,9 @@ pub struct Client {
     /// Requests of each class that are with the masters now.
     pub running_acquires: Concurrency,
     pub running_held: Concurrency,
+    /// A request for many locks or slots that waits for its time beside other clients. One waits at
+    /// a time.
+    pub wide: Concurrency,
     /// Waiters.
     pub waiting: Counter,
     /// The locks that the client waits for.

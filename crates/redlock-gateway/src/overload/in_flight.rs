@@ -11,10 +11,13 @@
 //!
 //! Only some of a client's requests in flight are with the masters at once; the others wait for
 //! their turn. So another client's request is served soon, and a burst of thousands does not keep
-//! every master busy for longer than a round may take. While there are several clients, a client
-//! may have 16 requests of each class with the masters for each millisecond of the shortest recent
-//! round, but at most 256. For example, a round of 2 ms allows 32 requests. With rounds up to 16
-//! ms, that gives 16,000 requests a second for each class; with longer rounds, 256 in each round.
+//! every master busy for longer than a round may take. A request that changes several locks or
+//! slots counts once for each, because it costs the masters as much as that many requests. While
+//! there are several clients, a client may have 16 requests of each class with the masters for each
+//! millisecond of the shortest recent round, but at most 256. For example, a round of 2 ms allows
+//! 32 requests. With rounds up to 16 ms, that gives 16,000 requests a second for each class; with
+//! longer rounds, 256 in each round. A request that counts more than may run at once is delayed by
+//! 1 ms for each further 16, and then runs alone.
 //!
 //! No semaphore covers all requests. A drain would have to take all permits of such a semaphore,
 //! and extensions and releases, which are still served during a drain, would get none.
@@ -116,6 +119,8 @@ pub struct InFlight {
     /// `None` while the request waits for a lock.
     permits: Option<Permits>,
     running: Option<OwnedSemaphorePermit>,
+    /// How many permits to run one lock takes.
+    share: usize,
     /// The place among the client's leases that are in flight. Set only for a lease of a request
     /// that extends many locks.
     _lease_permit: Option<OwnedSemaphorePermit>,
@@ -149,11 +154,9 @@ impl Requests {
         let is_alone = self.contention.is_sole_client(client);
         let concurrent_limit =
             if is_alone { Concurrency::MAX } else { self.min_round_trip.concurrent_limit() };
-        Some(InFlight {
-            permits,
-            running: running.begin(concurrent_limit).await,
-            _lease_permit: None,
-        })
+        let running = running.begin(concurrent_limit).await;
+        let share = running.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        Some(InFlight { permits, running, share, _lease_permit: None })
     }
 
     /// Takes the two permits of a request that extends many locks, before its body is read. A client
@@ -238,6 +241,29 @@ impl Requests {
 }
 
 impl InFlight {
+    /// Lets the request change `locks` locks or slots. Beside other clients, it is delayed first if
+    /// it may not change so many at once. Then it waits until few enough of its client's requests
+    /// run. Until then it holds no permit to run. Otherwise two such requests could wait for each
+    /// other, and a delayed request would keep its client's small ones out.
+    pub(crate) async fn widen(&mut self, client: &Client, locks: usize) {
+        let Some(running) = self.running.take_if(|_| locks > 1) else { return };
+        let permits = running.semaphore().clone();
+        drop(running);
+        let excess = locks.saturating_sub(Concurrency::MAX / self.share.max(1));
+        if self.share > 1 && excess > 0 {
+            let delay =
+                Duration::from_millis(excess as u64) / MinRoundTrip::CONTENDED_PER_MILLI as u32;
+            // Boxed, because an unboxed timer would make the future of every request larger.
+            Box::pin(async {
+                let _alone = client.wide.begin(1).await;
+                tokio::time::sleep(delay).await;
+            })
+            .await;
+        }
+        let count = self.share.saturating_mul(locks).min(Concurrency::MAX);
+        self.running = permits.acquire_many_owned(count as u32).await.ok();
+    }
+
     /// Returns the permits while the request waits for a lock: waiters have a limit of their own.
     pub(crate) fn wait(&mut self) {
         self.permits = None;
@@ -375,6 +401,61 @@ mod tests {
         assert!(begin(RequestClass::Held, &greedy).await.is_some());
         beside[0].wait();
         assert!(begin(RequestClass::Other, &greedy).await.is_some(), "a waiter does not run");
+    }
+
+    #[tokio::test]
+    async fn a_request_for_many_slots_counts_once_for_each() {
+        let requests = Requests::new(4096);
+        let client = Client::default();
+        let begin = async |slots| {
+            let entered = async {
+                let mut entered = requests.enter(RequestClass::Held, &client).await?;
+                entered.widen(&client, slots).await;
+                Some(entered)
+            };
+            timeout(Duration::ZERO, entered).await.ok().flatten()
+        };
+        let half = begin(128).await.expect("the first may run");
+        let other_half = begin(128).await.expect("the second may run");
+        assert!(begin(1).await.is_none(), "256 run");
+        drop(half);
+        assert!(begin(129).await.is_none());
+        drop(other_half);
+        let all = begin(300).await.expect("a request beyond the limit runs alone");
+        assert!(begin(1).await.is_none());
+        drop(all);
+        let mut both = Vec::new();
+        for _ in 0..2 {
+            both.extend(requests.enter(RequestClass::Held, &client).await);
+        }
+        let begun = both.into_iter().map(async |mut entered| entered.widen(&client, 256).await);
+        let begun = timeout(Duration::from_secs(600), futures_util::future::join_all(begun));
+        assert_eq!(begun.await.expect("neither waits for the other").len(), 2);
+    }
+
+    /// The client may have 16 requests with the masters for each millisecond.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_for_many_slots_takes_its_time_beside_other_clients() {
+        let requests = Requests::new(4096);
+        let [greedy, other] = <[Client; 2]>::default();
+        requests.record_round(Duration::from_millis(1));
+        let run = async |slots| {
+            let _other = requests.enter(RequestClass::Other, &other).await;
+            let mut entered = requests.enter(RequestClass::Held, &greedy).await.expect("a permit");
+            let began = tokio::time::Instant::now();
+            entered.widen(&greedy, slots).await;
+            began.elapsed().as_millis()
+        };
+        assert_eq!([run(1).await, run(16).await], [0, 0]);
+        assert!((15..=16).contains(&run(256).await));
+        // The second waits for the first, and small requests wait for neither.
+        let both = futures_util::future::join(run(256), run(256));
+        let small = async {
+            tokio::task::yield_now().await;
+            run(1).await
+        };
+        let ((_, second), small) = tokio::join!(both, small);
+        assert!((30..=32).contains(&second) && small == 0, "{second} and {small} ms");
     }
 
     #[test]

@@ -6,13 +6,13 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Stdout, Write};
 use std::panic::PanicHookInfo;
-use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::{Directive, LevelFilter, ParseError};
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::audit;
 use crate::config::LogFormat;
@@ -32,11 +32,11 @@ pub(super) fn dropped_lines() -> u64 {
     (overflowed + UNWRITABLE.load(Ordering::Relaxed)) as u64
 }
 
-/// The text of RUST_LOG. `None` if the text is empty, because the library would take an empty text
-/// for `off`.
-fn asked() -> Option<String> {
-    let text = std::env::var_os(EnvFilter::DEFAULT_ENV)?.to_string_lossy().into_owned();
-    text.contains(|c: char| c != ',' && !c.is_whitespace()).then_some(text)
+/// The words of RUST_LOG. `None` if it has none: then the default applies.
+fn asked() -> Option<Vec<String>> {
+    let text = std::env::var_os("RUST_LOG")?.to_string_lossy().into_owned();
+    let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
+    Some(words.map(str::to_owned).collect()).filter(|words: &Vec<_>| !words.is_empty())
 }
 
 const EXPECTED: &str =
@@ -56,22 +56,17 @@ pub enum FilterError {
 /// # Errors
 /// RUST_LOG is set to something that is no filter.
 pub fn check_filter() -> Result<(), FilterError> {
-    let Some(text) = asked() else { return Ok(()) };
+    let Some(words) = asked() else { return Ok(()) };
+    let text = words.join(",");
     // The library takes any other word for a target. With `RUST_LOG=inof`, for example, it would
     // log only the target `inof`, so nothing.
-    let is_level = |word: &str| {
-        word.contains('=') || word.contains("::") || word.parse::<LevelFilter>().is_ok()
+    let is_known = |word: &&String| {
+        let is_target = word.contains('=') || word.contains("::");
+        !word.contains('[') && (is_target || word.parse::<LevelFilter>().is_ok())
     };
-    let odd = text
-        .split(',')
-        .map(str::trim)
-        .find(|word| !word.is_empty() && !word.contains('[') && !is_level(word));
-    match (odd, EnvFilter::try_new(&text)) {
+    match (words.iter().find(|word| !is_known(word)), text.parse::<Targets>()) {
         (None, Ok(_)) => Ok(()),
-        (Some(word), _) => {
-            let word = word.to_owned();
-            Err(FilterError::NoLevel { text, word })
-        }
+        (Some(word), _) => Err(FilterError::NoLevel { word: word.clone(), text }),
         (None, Err(source)) => Err(FilterError::NoFilter { text, source }),
     }
 }
@@ -109,26 +104,22 @@ impl Write for Counting {
     }
 }
 
-/// Turns off the warnings of the HTTP/2 library, unless the filter names it. Any client can cause
-/// one with each frame that it sends.
-fn silence_h2(filter: EnvFilter) -> EnvFilter {
-    match Directive::from_str("h2=off") {
-        Ok(off) if !filter.to_string().contains("h2") => filter.add_directive(off),
-        _ => filter,
-    }
+/// What is logged: what RUST_LOG asks for, `info` by default.
+fn filter() -> Targets {
+    let text = asked().map(|words| words.join(",")).filter(|text| text.parse::<Targets>().is_ok());
+    let text = text.as_deref().unwrap_or("info,fred=off,rustls=off");
+    let asked = text.parse::<Targets>().unwrap_or_default();
+    // Any client can cause a warning of the HTTP/2 library with each frame that it sends. So they are
+    // off, unless RUST_LOG names the library.
+    let silent =
+        if text.contains("h2") { asked } else { asked.with_target("h2", LevelFilter::OFF) };
+    // Audit lines, which report denied requests, are always logged.
+    silent.with_target(audit::TARGET, LevelFilter::INFO)
 }
 
 /// Starts the log on standard output. RUST_LOG sets the level, `info` by default. Panics are
 /// logged.
 pub fn start_logging(format: LogFormat) -> Log {
-    let asked = asked().and_then(|text| EnvFilter::try_new(text).ok());
-    let filter = asked.unwrap_or_else(|| EnvFilter::new("info,fred=off,rustls=off"));
-    let filter = silence_h2(filter);
-    // Audit lines, which report denied requests, are always logged, whatever the filter.
-    let filter = match Directive::from_str(&format!("{}=info", audit::TARGET)) {
-        Ok(directive) => filter.add_directive(directive),
-        Err(_) => filter,
-    };
     let queue = NonBlockingBuilder::default()
         .lossy(true)
         .buffered_lines_limit(MAX_QUEUED_LINES)
@@ -137,13 +128,11 @@ pub fn start_logging(format: LogFormat) -> Log {
     let overflowed = writer.error_counter();
     // By default the library reports its own errors on standard error, which may be stuck or closed
     // too. So that is turned off.
-    let builder = tracing_subscriber::fmt()
-        .with_writer(writer)
-        .with_env_filter(filter)
-        .log_internal_errors(false);
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
+    let log = tracing_subscriber::registry().with(filter());
     let started = match format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::Text => log.with(lines).try_init(),
+        LogFormat::Json => log.with(lines.json().flatten_event(true)).try_init(),
     };
     // If the process has a log already, that log stays.
     if started.is_ok() {

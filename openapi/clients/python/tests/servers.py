@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 30.0
+# How long a test waits for an event: as long as all tests may take. It ends a test that hangs, and
+# never a test on a slow machine.
+PATIENCE = 20 * 60.0
 _SCRIPT = Path(__file__).resolve().parents[4] / "tests" / "clients" / "servers.py"
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from servers import Servers
+from servers import PATIENCE, Servers
 
 PROGRAM = """
 import sys
@@ -40,7 +40,9 @@ class Package(unittest.TestCase):
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-c", PROGRAM, servers.urls[0]]
-            user = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+            user = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
+            )
         self.assertEqual(("True jobs/consumer\n", ""), (user.stdout, user.stderr))
 
 

@@ -12,8 +12,9 @@ from servers import PATIENCE, Servers
 
 from redlock_gateway import Client, LockHeldError, RefusedError
 
-# A busy machine may not run a process for a second: it would lose a lock of that length, and rightly.
-TTL = 3.0
+# A busy machine may not run a process for seconds. A lock that is extended a third of this after its
+# grant outlasts more than three of them.
+TTL = 6.0
 servers: Servers
 
 

@@ -270,6 +270,7 @@ impl Site {
             uptime_seconds: 0,
             used_memory: 0,
             max_memory: 0,
+            cluster_slots: None,
         }
     }
 

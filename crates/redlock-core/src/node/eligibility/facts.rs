@@ -37,6 +37,8 @@ pub struct Facts {
     pub used_memory: u64,
     /// `maxmemory`, in bytes; 0 when the node has no limit or reports none.
     pub max_memory: u64,
+    /// The hash slots that the node serves, as CLUSTER NODES shows them; `None` outside Cluster mode.
+    pub cluster_slots: Option<String>,
 }
 
 /// How much a crash of a node would lose.
@@ -68,6 +70,9 @@ impl fmt::Display for Durability {
 /// The settings that [`Facts::new`] needs from CONFIG GET.
 pub const SETTINGS: [&str; 4] =
     ["appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory-policy"];
+
+/// All slots of a cluster, as CLUSTER NODES shows them.
+const ALL_SLOTS: &str = "0-16383";
 
 impl Facts {
     /// Reads the answers to INFO and to CONFIG GET of [`SETTINGS`]. Managed services often forbid
@@ -123,7 +128,21 @@ impl Facts {
             uptime_seconds: field("uptime_in_seconds").parse().unwrap_or(0),
             used_memory: field("used_memory").parse().unwrap_or(0),
             max_memory: field("maxmemory").parse().unwrap_or(0),
+            cluster_slots: (field("cluster_enabled") == "1").then(String::new),
         }
+    }
+
+    /// Reads the node's slots from its answer to CLUSTER NODES.
+    pub fn read_cluster_slots(&mut self, nodes: &str) {
+        let fields = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let is_own = |fields: &Vec<String>| fields.get(2).is_some_and(|own| own.contains("myself"));
+        let own = nodes.lines().map(fields).find(is_own).unwrap_or_default();
+        self.cluster_slots = Some(own.get(8..).unwrap_or_default().join(" "));
+    }
+
+    /// Whether the node serves every key.
+    pub fn serves_all_slots(&self) -> bool {
+        self.cluster_slots.as_deref().is_none_or(|slots| slots == ALL_SLOTS)
     }
 
     /// An eligible master that syncs nothing, for tests.
@@ -144,6 +163,7 @@ impl Facts {
             uptime_seconds: 0,
             used_memory: 1 << 20,
             max_memory: 0,
+            cluster_slots: None,
         }
     }
 
@@ -176,6 +196,11 @@ impl Facts {
         } else if self.role != "master" {
             let why = format!("its role is {:?}; only masters vote", self.role);
             Some(Diagnosis::new(why, Remedy::MakeMaster))
+        } else if !self.serves_all_slots() {
+            let slots = self.cluster_slots.as_deref().filter(|slots| !slots.is_empty());
+            let slots = slots.map_or("no slot".into(), |slots| format!("only the slots {slots}"));
+            let why = format!("it is in Cluster mode and serves {slots}; locks need {ALL_SLOTS}");
+            Some(Diagnosis::new(why, Remedy::ServeAllSlots))
         } else if self.policy.is_empty() {
             let why = "neither INFO nor CONFIG GET shows maxmemory-policy, so it may evict locks";
             Some(Diagnosis::new(why, Remedy::AllowInfo))

@@ -272,7 +272,17 @@ impl Session for RedisSession {
                 }) => Err(detail),
                 Err(error) => return Err(error),
             };
-            let facts = Facts::new(&info, settings.as_deref().map_err(String::as_str));
+            let mut facts = Facts::new(&info, settings.as_deref().map_err(String::as_str));
+            if facts.cluster_slots.is_some() {
+                let cluster = CustomCommand::new_static("CLUSTER", None, false);
+                let nodes: Result<String, LinkError> =
+                    client.custom(cluster, vec!["NODES"]).await.map_err(LinkError::from);
+                facts.read_cluster_slots(&nodes?);
+                if !facts.serves_all_slots() {
+                    // The marker may be among the keys that other masters serve.
+                    return Ok(ProbeReply { facts, marker: None, is_caught_up: false });
+                }
+            }
             let (marker, caught_up) = (
                 client.get::<Option<String>, _>(key),
                 client.get::<Option<String>, _>(caught_up_key),

@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use fred::clients::Client;
 use fred::interfaces::{KeysInterface, LuaInterface};
-use fred::types::Value;
 use fred::types::scan::ScanType;
+use fred::types::{Key, Value};
 
 use super::scripts;
 use super::settings::RedisSettings;
@@ -72,8 +72,9 @@ pub(super) async fn page(
         return Ok(StoredPage { stored: Vec::new(), next });
     }
     let (names, keys): (Vec<_>, Vec<_>) = locks.into_iter().unzip();
-    let limits = vec![LONGEST_VALUE.to_string(), longest_life.as_millis().to_string()];
-    let values: Vec<Value> = client.eval(scripts::STORED, keys, limits).await?;
+    let limits = [LONGEST_VALUE.to_string(), longest_life.as_millis().to_string()];
+    let arguments: Vec<Bytes> = limits.map(Bytes::from).into_iter().chain(keys).collect();
+    let values: Vec<Value> = client.eval(scripts::STORED, Vec::<Key>::new(), arguments).await?;
     let stored = |(name, pair): (LockName, &[Value])| {
         let millis = pair[1].as_u64().filter(|millis| *millis > 0)?;
         let record = Record::foreign(pair[0].clone().into_bytes()?);
@@ -91,21 +92,22 @@ pub(super) fn recover(
     RecoveryBatch { marker, puts }: RecoveryBatch,
 ) -> impl Future<Output = Result<RecoveryAnswer, LinkError>> + use<> {
     let grace = settings.node.fence_grace.as_millis().to_string();
-    let mut keys = vec![Bytes::from(marker_key(&settings.key_prefix))];
+    let marker_key = vec![Bytes::from(marker_key(&settings.key_prefix))];
     let mut arguments =
         vec![Bytes::copy_from_slice(incarnation_of(&marker).as_bytes()), grace.into()];
     for (name, put) in puts {
         let Keys { lock, fence, .. } = Keys::new(&settings.key_prefix, &name);
-        keys.extend([lock, fence]);
         let millis = put.expires_in.as_millis().max(1).to_string();
         arguments.extend([
+            lock,
+            fence,
             put.record.as_bytes().clone(),
             millis.into(),
             put.fence.unwrap_or_default(),
         ]);
     }
     async move {
-        Ok(match client.eval::<i64, _, _, _>(scripts::RECOVER, keys, arguments).await? {
+        Ok(match client.eval::<i64, _, _, _>(scripts::RECOVER, marker_key, arguments).await? {
             1 => RecoveryAnswer::Done,
             2 => RecoveryAnswer::OtherClient,
             _ => RecoveryAnswer::OtherMarker,

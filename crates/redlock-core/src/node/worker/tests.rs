@@ -13,13 +13,16 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::model::clock::{OsEntropy, SystemClock};
+use crate::model::types::{Info, LockToken, Ttl};
 use crate::node::Engine;
 use crate::node::eligibility::{ClusterConfig, Facts};
 use crate::node::link::{
     MarkerSwap, ProbeReply, RecoveryAnswer, RecoveryBatch, Scan, Scanned, StoredPage, Subscription,
     Swapped,
 };
-use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, SafetyRules, Voter};
+use crate::node::{
+    Effect, Keys, NoObserver, NodeState, Record, ReleaseScope, Reply, SafetyRules, Voter,
+};
 
 const MAX_TTL: Duration = Duration::from_secs(300);
 const SKEW: Duration = Duration::from_secs(2);
@@ -144,6 +147,38 @@ impl Voter for Ballot {
     }
 }
 
+fn keys() -> Keys {
+    Keys::new("lock:", &"a".parse().expect("a name"))
+}
+
+fn submit(node: &RemoteNode, op: Op) -> oneshot::Receiver<Vote> {
+    let (sender, vote) = oneshot::channel();
+    let reply = Reply::new(Arc::new(Ballot(Mutex::new(Some(sender)))), 0);
+    node.submit(Arc::new(op), Instant::now() + Duration::from_secs(60), reply);
+    vote
+}
+
+/// The worker runs only when the test awaits, so until then everything stays in the queue.
+#[tokio::test(start_paused = true)]
+async fn releases_leave_half_of_the_queue() {
+    let node = admitted(&ScriptedLink::default()).await;
+    let token: LockToken =
+        "1.1763725165000000.aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa00000000".parse().expect("a token");
+    let record = Record::new(&token, &Info::default());
+    let scope = ReleaseScope::Holder;
+    let release = || Op::Release { keys: keys(), record: record.clone(), scope, tell: None };
+    let ttl = Ttl::from_millis(1_000).expect("a TTL");
+    let acquire = || Op::Acquire { keys: keys(), record: record.clone(), ttl, tell: None };
+    let is_taken = |vote: &mut oneshot::Receiver<Vote>| vote.try_recv().is_err();
+    let mut releases: Vec<_> = (0..6).map(|_| submit(&node, release())).collect();
+    let taken = releases.iter_mut().map(is_taken).filter(|taken| *taken).count();
+    assert_eq!(taken, 4, "the queue has room for 8 operations");
+    assert!(is_taken(&mut submit(&node, acquire())));
+    assert_eq!((&mut releases[0]).await, Ok(Vote::Missing));
+    // The worker has taken the queue, so there is room again.
+    assert!(is_taken(&mut submit(&node, release())));
+}
+
 /// If the call did not fail at once, the request would wait for its whole time limit. It would then
 /// report a time-out although the node is down.
 #[tokio::test(start_paused = true)]
@@ -151,11 +186,8 @@ async fn a_call_fails_at_once_when_the_connection_ends() {
     let link = ScriptedLink::default();
     let node = admitted(&link).await;
     link.is_broken.store(true, Ordering::Relaxed);
-    let (sender, vote) = oneshot::channel();
-    let op = Op::Inspect { keys: Keys::new("lock:", &"a".parse().expect("a name")) };
     let asked = Instant::now();
-    let reply = Reply::new(Arc::new(Ballot(Mutex::new(Some(sender)))), 0);
-    node.submit(Arc::new(op), asked + Duration::from_secs(60), reply);
+    let vote = submit(&node, Op::Inspect { keys: keys() });
     let Ok(Vote::Failed(failure)) = vote.await else { panic!("no failure") };
     assert_eq!(
         (failure.reason, failure.effect, asked.elapsed()),

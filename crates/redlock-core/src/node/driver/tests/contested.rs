@@ -57,3 +57,19 @@ fn a_process_older_than_its_predecessors_end_is_contested() {
         }
     }
 }
+
+/// This gateway stands still for a minute between the answer to its probe and the reading of its
+/// own clock.
+#[test]
+fn a_gateway_that_stands_still_notices_a_live_predecessor() {
+    let mut bench = Bench::admitted_as(durable_master(), false);
+    bench.now += Duration::from_secs(10);
+    bench.clock.advance(Duration::from_secs(10));
+    assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
+    bench.connect();
+    let facts = Facts { run_id: "b".repeat(40), uptime_seconds: 11, ..durable_master() };
+    let marker = Some(bench.marker.clone());
+    let probed = Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true }));
+    bench.clock.advance(Duration::from_secs(60));
+    assert_contested(&bench.on(probed));
+}
