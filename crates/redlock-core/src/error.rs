@@ -135,6 +135,9 @@ pub struct HeldBy {
     /// Whether the holder is an earlier request with the same owner, for the same set or the same
     /// number of slots. The rest of its grant is no longer held.
     pub is_part_of_own_set: bool,
+    /// Whether a client of another Redlock library holds the lock, or something else that no gateway
+    /// has stored.
+    pub is_foreign: bool,
     /// The place in line of the request that was refused; `None` unless the request waited.
     pub line: Option<Box<LinePlace>>,
     /// See [`HeldBy::holders`]. A thin pointer, because every refusal of the core passes it on.
@@ -181,6 +184,17 @@ impl HeldBy {
         self.owner.as_ref() == Some(token.owner())
     }
 
+    /// Whether the answers show a holder. If not, several requests asked at the same time and none got
+    /// a majority, or an earlier answer named no holder.
+    pub fn is_known(&self) -> bool {
+        self.owner.is_some() || self.is_foreign
+    }
+
+    /// No holder is known of this lock of the set.
+    pub(crate) fn nobody_known(lock_of_set: u8) -> Self {
+        Self { lock_of_set, ..Self::default() }
+    }
+
     /// Whether both have the same owner.
     pub fn has_owner_of(&self, other: &Self) -> bool {
         self.owner.is_some() && self.owner == other.owner
@@ -195,11 +209,12 @@ impl HeldBy {
                 expires_in,
                 lock_of_set,
                 is_part_of_own_set: false,
+                is_foreign: false,
                 holders: None,
                 line: None,
                 owner: Some(*token.owner()),
             },
-            None => Self { expires_in, lock_of_set, ..Self::default() },
+            None => Self { expires_in, lock_of_set, is_foreign: true, ..Self::default() },
         }
     }
 }

@@ -34,10 +34,11 @@ Examples:
 
 Rules for --without: lock-is-kept, release-leaves-a-tombstone, release-keeps-newer,
 undo-is-exact, clock-is-checked, watermark-is-checked, marker-is-checked, quarantine-is-waited,
-lost-locks-are-recovered, name-is-followed, watermark-outlives-lock; with --scenario moved:
-returned-waits, two-alive-are-noticed; with --scenario skews: marker-names-skew; with --scenario
-fast-clocks: rate-is-checked; with --scenario rolling: missing-is-repaired; with --scenario young:
-admitted-is-caught-up.
+name-is-followed, watermark-outlives-lock; with --scenario moved: returned-waits,
+two-alive-are-noticed; with --scenario skews: marker-names-skew; with --scenario fast-clocks:
+rate-is-checked; with --scenario young: admitted-is-caught-up; together with admitted-is-caught-up
+and --scenario rolling: missing-is-repaired; together with both and --scenario contended:
+lost-locks-are-recovered.
 
 Exit status: 0 no violation, 1 violations, 2 wrong usage.")]
 struct Arguments {
@@ -47,9 +48,9 @@ struct Arguments {
     /// Run the histories of these seeds, without the last one. [default: 0..300]
     #[arg(long, value_name = "FROM..TO", value_parser = range)]
     seeds: Option<Range<u64>>,
-    /// Switch a rule off. The run stops at the first violation.
-    #[arg(long, value_name = "RULE")]
-    without: Option<Rule>,
+    /// Switch these rules off. The run stops at the first violation.
+    #[arg(long, value_name = "RULE,RULE,…", value_delimiter = ',')]
+    without: Vec<Rule>,
     /// The kind of history.
     #[arg(long, value_enum, default_value = "storm")]
     scenario: ScenarioArgument,
@@ -100,7 +101,7 @@ fn range(text: &str) -> Result<Range<u64>, String> {
 
 impl Arguments {
     fn plan(&self, seed: u64) -> Plan {
-        let mut plan = match self.scenario {
+        let plan = match self.scenario {
             ScenarioArgument::Storm => Plan::storm(seed),
             ScenarioArgument::Rolling => Plan::rolling(seed, false),
             ScenarioArgument::Young => Plan::young(seed),
@@ -113,9 +114,7 @@ impl Arguments {
             ScenarioArgument::Skews => Plan::skews(seed),
             ScenarioArgument::FastClocks => Plan::fast_clocks(seed),
         };
-        if let Some(rule) = self.without {
-            plan = rule.off(plan);
-        }
+        let mut plan = self.without.iter().fold(plan, |plan, rule| rule.off(plan));
         plan.masters = self.nodes.unwrap_or(plan.masters);
         plan.length = self.seconds.map_or(plan.length, Duration::from_secs);
         plan
@@ -124,7 +123,7 @@ impl Arguments {
     /// The command that replays one seed of this kind.
     fn replay(&self, seed: u64) -> String {
         let mut command = format!("cargo run --release -p redlock-sim -- --seed {seed}");
-        if let Some(rule) = self.without {
+        for rule in &self.without {
             command += &format!(" --without {rule}");
         }
         match self.scenario {
@@ -191,7 +190,7 @@ fn many(arguments: &Arguments) -> ExitCode {
     let found = search(
         seeds,
         &Demand::ALL,
-        arguments.without.is_some(),
+        !arguments.without.is_empty(),
         |seed| arguments.plan(seed),
         progress,
     );

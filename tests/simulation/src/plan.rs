@@ -295,9 +295,11 @@ impl Plan {
         }
     }
 
-    /// The rolling restarts of a seed. With `contended`, other clients try to get the lock.
+    /// The rolling restarts of a seed. With `contended`, other clients try to get the lock, and half of
+    /// the seeds have TTLs so long that only recovery ends a quarantine soon.
     pub fn rolling(seed: u64, contended: bool) -> Self {
         let mut chance = Chance::new(seed, Stream::Plan);
+        let long = contended && seed.is_multiple_of(2);
         Self {
             scenario: if contended { Scenario::Contended } else { Scenario::Rolling },
             masters: chance.pick(&[5, 5, 3]),
@@ -306,7 +308,8 @@ impl Plan {
             foreign_clients: 0,
             bootstrap_cuts: false,
             names: 1,
-            max_ttl: MAX_TTL,
+            max_ttl: if long { LONG_MAX_TTL } else { MAX_TTL },
+            length: Duration::from_secs(if long { 90 } else { 60 }),
             keyed_percent: 0,
             set_percent: 0,
             slots_percent: 0,

@@ -81,6 +81,11 @@ pub(crate) fn holds(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     agreeing(votes).is_some_and(|(_, count)| count >= quorum.size())
 }
 
+/// Whether all nodes that show a holder show the same one.
+pub(crate) fn is_unanimous(votes: &[Option<Vote>]) -> bool {
+    agreeing(votes).is_some_and(|(_, count)| count == stored(votes).count())
+}
+
 /// Whether a holder that some votes show may have a majority, if the nodes without an answer store
 /// it too.
 pub(crate) fn can_hold(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
@@ -108,9 +113,18 @@ pub(crate) fn without(owner: &Owner, votes: &[Option<Vote>]) -> Vec<Option<Vote>
 /// of that majority, the round would have been decided. A node that failed may have the deciding
 /// vote, so a contender may have the lock in spite of the split.
 pub(crate) fn is_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
-    let granted = count(votes, |vote| matches!(vote, Vote::Granted));
-    let held = stored(votes).count();
-    held > 0 && granted + held >= quorum.size()
+    stored(votes).count() > 0 && shown(votes) >= quorum.size()
+}
+
+/// Whether the outstanding votes can still show a split.
+pub(crate) fn may_be_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
+    let outstanding = votes.iter().filter(|vote| vote.is_none()).count();
+    shown(votes) + outstanding >= quorum.size()
+}
+
+/// The number of nodes that granted an acquire, or show which lock refuses it.
+fn shown(votes: &[Option<Vote>]) -> usize {
+    count(votes, |vote| matches!(vote, Vote::Granted)) + stored(votes).count()
 }
 
 /// Another grant of the asking owner, as the votes show it.

@@ -512,6 +512,9 @@ fn describe_slots(by: &HeldBy) -> String {
 }
 
 fn describe_holder(by: &HeldBy) -> String {
+    if !by.is_known() {
+        return "other requests have it or asked for it at the same time; try again".into();
+    }
     let who =
         label_of(&by.info).map_or_else(|| "somebody else".to_owned(), |label| format!("{label:?}"));
     let holds = match by.fencing {

@@ -21,7 +21,10 @@ use crate::model::validity::Lease;
 use crate::node::{Hint, Holding, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend;
 use crate::operations::slots::{Choice, SlottedLock};
-use crate::round::votes::{OwnGrant, can_hold, count, held_by, is_split, own_grant, unheard};
+use crate::round::votes::{
+    OwnGrant, can_hold, count, held_by, holds, is_split, is_unanimous, may_be_split, own_grant,
+    unheard,
+};
 use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 
@@ -307,9 +310,21 @@ impl Attempt {
                     let votes = shared.clear_votes(round).await;
                     let held = held_by(shared.quorum, &votes);
                     let split = !can_hold(shared.quorum, &votes);
-                    return Err(self.refused(held, split));
+                    let is_known = holds(shared.quorum, &votes) || is_unanimous(&votes);
+                    return Err(match is_known {
+                        true => self.refused(held, split),
+                        false => self.refused(HeldBy::nobody_known(held.lock_of_set), split),
+                    });
                 }
-                Decision::Neither | Decision::Open => {}
+                // No outstanding vote can give this proposal a majority. But the votes may show that
+                // a majority answered, and that contenders split it.
+                Decision::Neither => {
+                    let clear = |votes: &[Option<Vote>]| {
+                        is_split(shared.quorum, votes) || !may_be_split(shared.quorum, votes)
+                    };
+                    round.votes_until(clear).await;
+                }
+                Decision::Open => {}
             }
             let mut outcome = round.outcome_of(decision);
             // `Yours` shows another grant of this owner. If no other request shares the owner, that
@@ -374,8 +389,12 @@ impl Attempt {
         };
         let split = is_split(shared.quorum, votes);
         if count(votes, refuses) < shared.quorum.size() {
-            let error = LockError::NoQuorum(shared.reports(outcome));
-            return self.failed(error, split);
+            return if split {
+                let lock_of_set = held_by(shared.quorum, votes).lock_of_set;
+                self.refused(HeldBy::nobody_known(lock_of_set), true)
+            } else {
+                self.failed(LockError::NoQuorum(shared.reports(outcome)), false)
+            };
         }
         // With the `Yours` votes, a majority has refused this proposal. None of those grants can
         // have a majority, so the owner is not named as holder.
