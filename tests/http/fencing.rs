@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::client::{Lease, lock_path};
 use crate::support::cluster::clock_shim;
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{RedisServer, masters};
+use crate::support::harness::{RedisServer, eventually, masters};
 
 const AHEAD: Duration = Duration::from_millis(500);
 const CLIENTS: usize = 64;
@@ -52,6 +52,35 @@ async fn a_gateway_with_a_slow_clock_grants_larger_tokens() {
         last = lease.fencing;
         assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     }
+}
+
+/// The longest time that a lock may be held is 24 h by default.
+#[tokio::test]
+async fn a_gateway_whose_clock_is_wrong_ends_nobodys_work() {
+    let servers = masters(3);
+    let exact = Launch::over(&servers).ready().await;
+    let shim = clock_shim("clock_shim.c");
+    let wrong = Launch::over(&servers)
+        .env("LD_PRELOAD", shim.path())
+        .env("CLOCK_SHIM_OFFSET_MS", &Duration::from_secs(25 * 3_600).as_millis().to_string())
+        .start()
+        .await;
+    // All masters have answered by then, and their clocks contradict the gateway's.
+    eventually("the gateway sees the masters' clocks", async || {
+        let nodes = wrong.readyz().await.json()["nodes"].clone();
+        let is_off = |node: &Value| node["advice"] == "repair the clock that is wrong";
+        nodes.as_array().expect("nodes").iter().all(is_off).then_some(())
+    })
+    .await;
+    let lease = exact.acquire("job").await;
+    let refused = wrong.patch("job", &lease.token, 60_000).await.problem(503, "outcome_unknown");
+    assert_eq!(refused["nodes"].as_array().map(Vec::len), Some(3), "{refused:#}");
+    let leases = json!([{ "name": "job", "token": lease.token }]);
+    let many =
+        wrong.call(Method::PATCH, "/locks").json(&json!({ "leases": leases, "ttl_ms": 60_000 }));
+    let many = many.send().await;
+    assert_eq!(many.json()["results"][0]["code"], "outcome_unknown", "{many:?}");
+    assert_eq!(exact.patch("job", &lease.token, 60_000).await.status, 200);
 }
 
 /// How many of these grants are by this gateway.

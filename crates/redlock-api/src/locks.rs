@@ -552,7 +552,8 @@ pub struct LockStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]
     pub nodes: Option<Vec<NodeAnswer>>,
-    /// Whether the caller may release the lock by force. Absent in listings and in events.
+    /// Whether the caller may release the lock by force. False if another client of the masters has
+    /// stored it, past this service. Absent in listings and in events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = bool, required = false))]
     pub may_force: Option<bool>,

@@ -459,6 +459,13 @@ impl Redlock {
         self.shared.tokens.age(token.fencing())
     }
 
+    /// Asks the nodes for their clocks. Returns the error in place of an answer that rests on this
+    /// machine's wall clock, unless a majority agrees with that clock. So a wrong clock ends nobody's
+    /// work, see [`Self::held_for`].
+    pub async fn clock_contradiction(&self, name: &LockName) -> Option<LockError> {
+        inspect::clock_contradiction(&self.shared, name).await
+    }
+
     /// Microseconds since 1970 by this machine's wall clock, for display.
     pub fn wall_micros(&self) -> u64 {
         self.shared.env.clock.wall_micros()

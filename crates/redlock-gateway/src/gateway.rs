@@ -476,7 +476,9 @@ impl Gateway {
         max_hold: Duration,
         client: &Client,
     ) -> Result<LeaseView, Refusal> {
-        self.check_hold(name, token, max_hold)?;
+        if let Err(refusal) = self.check_hold(name, token, max_hold) {
+            return Err(self.confirmed(name, refusal).await);
+        }
         let result = self.locks.extend(name, &token.known, ttl).await;
         if let Ok(lease) = &result {
             self.in_flight.record_round(self.locks.elapsed(lease));
@@ -495,7 +497,13 @@ impl Gateway {
     ) -> Vec<Result<LeaseView, Refusal>> {
         let check =
             |(name, token): &(LockName, ResolvedToken)| self.check_hold(name, token, max_hold);
-        let checked: Vec<_> = leases.iter().map(check).collect();
+        let mut checked: Vec<_> = leases.iter().map(check).collect();
+        if let Some(((name, _), _)) = leases.iter().zip(&checked).find(|(_, it)| it.is_err())
+            && let Some(error) = self.locks.clock_contradiction(name).await
+        {
+            let refused = checked.iter_mut().filter(|it| it.is_err());
+            refused.for_each(|it| *it = Err(Refusal::Lock(error.clone())));
+        }
         let allowed = leases.iter().zip(&checked).filter(|(_, checked)| checked.is_ok());
         let asked: Vec<_> = allowed.map(|((name, token), _)| (name, &token.known)).collect();
         let mut results = self.locks.extend_many(&asked, ttl).await.into_iter();
@@ -520,6 +528,12 @@ impl Gateway {
             return Err(Refusal::MaxHoldReached { held, max: max_hold });
         }
         Ok(())
+    }
+
+    /// A refusal that rests on this machine's clock, or that the masters' clocks contradict it. The
+    /// refusal ends the holder's work, so a wrong clock must not be its reason.
+    async fn confirmed(&self, name: &LockName, refusal: Refusal) -> Refusal {
+        self.locks.clock_contradiction(name).await.map_or(refusal, Refusal::Lock)
     }
 
     /// Accounts for the result of an extension.

@@ -1,12 +1,12 @@
 //! Inspect: shows a lock to people. No other operation depends on it.
 
-use crate::error::SlotHolder;
+use crate::error::{LockError, SlotHolder};
 use crate::model::quorum::Decision;
 use crate::model::types::LockName;
 use crate::node::{Effect, Failure, Op, Reason, Vote};
 use crate::operations::slots;
-use crate::round::tally;
-use crate::round::votes::LockState;
+use crate::round::votes::{LockState, unheard};
+use crate::round::{RoundOutcome, tally};
 use crate::shared::Shared;
 
 /// A lock as a majority sees it.
@@ -81,4 +81,16 @@ fn seen(
     let nodes = shared.names().zip(views).collect();
     let state = LockState::of(shared.quorum, decision, votes);
     Inspection { state, nodes, holders, unknown_slots }
+}
+
+/// The error if no majority of the nodes agrees with this machine's wall clock. Each answer shows the
+/// node's clock.
+pub(crate) async fn clock_contradiction(shared: &Shared, name: &LockName) -> Option<LockError> {
+    let round = shared.inspect(shared.keys(name), shared.untimed_limits());
+    let outcome = round.outcome().await;
+    let votes = round.votes_until(|_| false).await;
+    if votes.len() - unheard(&votes) < shared.quorum.size() {
+        return Some(LockError::Unknown(shared.reports(&RoundOutcome { votes, ..outcome })));
+    }
+    shared.clock_contradiction()
 }

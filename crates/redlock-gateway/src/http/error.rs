@@ -190,6 +190,17 @@ impl ApiError {
         error
     }
 
+    /// A forced release has ended nothing: `by` holds the lock.
+    pub(super) fn not_forced(by: &HeldBy) -> Self {
+        let why = if by.is_foreign {
+            "the masters have this lock from another client, and a forced release ends only locks of this service; delete \
+             its key on the masters, or let it expire"
+        } else {
+            "the lock went to somebody else while its holder was looked up; the new holder keeps it, unless you try again"
+        };
+        NOT_HOLDER.because(format!("{why}; {}", describe(by))).with_holder(by)
+    }
+
     /// The extension did not finish before the validity ended.
     pub(super) fn not_in_time() -> Self {
         let detail =
@@ -515,8 +526,11 @@ fn describe_holder(by: &HeldBy) -> String {
     if !by.is_known() {
         return "other requests have it or asked for it at the same time; try again".into();
     }
-    let who =
-        label_of(&by.info).map_or_else(|| "somebody else".to_owned(), |label| format!("{label:?}"));
+    let who = match label_of(&by.info) {
+        Some(label) => format!("{label:?}"),
+        None if by.is_foreign => "another client of the masters".to_owned(),
+        None => "somebody else".to_owned(),
+    };
     let holds = match by.fencing {
         Some(token) => format!("{who} has held it since {}", rfc3339(token.get())),
         None => format!("{who} holds it"),

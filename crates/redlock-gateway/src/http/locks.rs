@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
 use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus, RequestStatus};
 use redlock_core::types::NameError;
-use redlock_core::{HeldBy, LockName, SlotSet};
+use redlock_core::{HeldBy, LockError, LockName, LockState, SlotSet};
 
 use super::access::{Access, LockAccess};
 use super::asked::{Asked, note_slots};
@@ -21,7 +21,7 @@ use super::watch;
 use super::wire::{lease, lock_list, lock_status};
 use super::{hold, requests};
 use crate::auth::Verb;
-use crate::gateway::{GrantGuard, LeaseView, ListRequest, Target};
+use crate::gateway::{GrantGuard, LeaseView, ListRequest, Refusal, Target};
 use crate::info::label_of;
 use crate::overload::in_flight::RequestClass;
 
@@ -300,7 +300,10 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
                 });
             };
             let released = Box::pin(access.gateway().force_release((name, slot), found)).await;
-            released.map_err(|refusal| lock.refused(refusal))?;
+            released.map_err(|refusal| match refusal {
+                Refusal::Lock(LockError::NotHolder(by)) => ApiError::not_forced(&by),
+                refusal => lock.refused(refusal),
+            })?;
         }
     }
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -362,8 +365,9 @@ pub(super) async fn inspect(
     // Boxed, because an unboxed future would make the future of every request larger.
     let inspection = Box::pin(access.gateway().inspect(name, slots)).await;
     let waiters = access.gateway().waiters(name);
+    let is_foreign = matches!(&inspection.state, LockState::Held(by) if by.is_foreign);
     let status = lock_status(name, inspection, waiters, access.sees_nodes());
-    let may_force = Some(access.caller().may(Verb::Force, name));
+    let may_force = Some(!is_foreign && access.caller().may(Verb::Force, name));
     json_response(StatusCode::OK, &LockStatus { may_force, ..status })
 }
 

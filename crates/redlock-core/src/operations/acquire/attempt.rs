@@ -463,7 +463,9 @@ impl Attempt {
         }
         let held = shared.tokens.age(grant.fencing());
         if let Some(max) = max_hold.filter(|max| held > *max) {
-            return Err(self.failed(LockError::HeldTooLong { held, max }, false));
+            let too_long = LockError::HeldTooLong { held, max };
+            let error = self.shared.clock_contradiction().unwrap_or(too_long);
+            return Err(self.failed(error, false));
         }
         let mut error = None;
         let mut lost = 0;
