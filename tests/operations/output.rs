@@ -11,6 +11,7 @@ use rustix::io::ioctl_fionbio;
 use rustix::process::Signal;
 use serde_json::json;
 
+use crate::support::client::lock_path;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
@@ -115,6 +116,29 @@ async fn a_log_resumes_when_it_is_read_again() {
     for words in ["redlock-gateway 0", "\"listening\"", "\"the-last-one\"", "\"stopped\""] {
         assert!(text.contains(words), "no {words:?} in\n{text}");
     }
+}
+
+#[tokio::test]
+async fn other_lines_push_no_audit_line_out_of_the_log() {
+    let port = free_port();
+    let (mut reader, output) = full_pipe();
+    let launch = Launch::embedded().flag("--listen", &local(port).to_string());
+    let mut gateway = launch.env("RUST_LOG", "trace").serve_into(local(port), output).await;
+    while dropped(&gateway).await == 0.0 {
+        for _ in 0..50 {
+            gateway.get("/livez").await;
+        }
+    }
+    let forced = format!("{}?force=true", lock_path("forced"));
+    gateway.call(Method::DELETE, &forced).send().await.problem(404, "lock_not_found");
+    let read = std::thread::spawn(move || {
+        let mut text = String::new();
+        reader.read_to_string(&mut text).expect("the pipe ends with the process");
+        text
+    });
+    ends(&mut gateway).await;
+    let text = read.join().expect("the reader does not panic");
+    assert!(text.contains("\"what\":\"force\""), "no audit line in {} bytes", text.len());
 }
 
 #[tokio::test]

@@ -21,15 +21,14 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 
 pub use self::file::{AuditError, AuditFile, TARGET};
-use crate::overload::refusals::Summary;
+use crate::overload::refusals::{Summary, Who};
 use crate::proxies::ClientAddress;
 
 /// Who asked for what, as far as the request got. A request that is refused early leaves fields
 /// empty.
 #[derive(Debug, Default)]
 pub struct AuditEntry {
-    /// The principal, or the key name that the request claimed without proof.
-    pub who: Option<String>,
+    pub who: Option<Who>,
     pub what: Option<&'static str>,
     /// The lock's name.
     pub lock: Option<String>,
@@ -100,7 +99,7 @@ impl AuditContext {
         let entry = self.entry();
         self.audit.write(&AuditLine {
             time: now(),
-            who: entry.who.as_deref(),
+            who: entry.who.as_ref().map(|who| &*who.name),
             what,
             lock: Some(lock),
             slots: None,
@@ -315,8 +314,7 @@ impl AuditGuard {
         self.context.clone()
     }
 
-    /// The principal, or the key name that the request claimed without proof.
-    pub fn who(&self) -> Option<String> {
+    pub fn who(&self) -> Option<Who> {
         self.context.entry().who.clone()
     }
 
@@ -329,7 +327,7 @@ impl AuditGuard {
     fn line<'a>(&'a self, entry: &'a AuditEntry, end: Option<RequestEnd<'a>>) -> AuditLine<'a> {
         AuditLine {
             time: now(),
-            who: entry.who.as_deref(),
+            who: entry.who.as_ref().map(|who| &*who.name),
             what: entry.what.unwrap_or("request"),
             lock: entry.lock.as_deref(),
             slots: entry.slots.map(|slots| {

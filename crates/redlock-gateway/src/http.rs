@@ -21,7 +21,6 @@ mod swagger;
 mod watch;
 pub mod wire;
 
-use parking_lot::Mutex;
 use std::any::Any;
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -56,7 +55,7 @@ use crate::overload::clients::{Client, FairQueue, network};
 use crate::overload::refusals::{Refusals, Summary};
 use crate::proxies::ClientAddress;
 use crate::remedy::PublicUrl;
-use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
+use crate::telemetry::{Mentions, RequestSpan, Telemetry, TraceIds};
 use crate::transport::connection::Application;
 use crate::transport::connections::{ConnectionSlot, NoSlot};
 use crate::transport::disconnect::Peer;
@@ -186,16 +185,8 @@ struct Observer {
     fair_queue: Arc<FairQueue>,
     public_url: PublicUrl,
     logs_lock_names: bool,
-    without_quorum: Mutex<WithoutQuorum>,
-}
-
-/// The requests that failed for want of a quorum.
-#[derive(Default)]
-struct WithoutQuorum {
-    /// When one was last logged at its full level.
-    mentioned: Option<Instant>,
-    /// How many have failed since then.
-    since: u64,
+    /// Requests that failed for want of a quorum.
+    without_quorum: Mentions,
 }
 
 /// Time between two log lines at full level about requests without a quorum.
@@ -346,7 +337,7 @@ impl RequestContext<'_> {
             ip @ IpAddr::V4(_) => Some(format!("the address {ip}")),
             ip @ IpAddr::V6(_) => Some(format!("the network {ip}/64")),
         };
-        key.map(|key| format!("the key {key:?}")).or_else(address)
+        key.map(|key| format!("the key {:?}", key.name)).or_else(address)
     }
 }
 
@@ -405,7 +396,7 @@ impl Observer {
             fair_queue,
             public_url: PublicUrl::default(),
             logs_lock_names: false,
-            without_quorum: Mutex::default(),
+            without_quorum: Mentions::every(MENTION_INTERVAL),
         }
     }
 
@@ -492,7 +483,7 @@ impl Observer {
         let key = error.and(record.as_ref()).filter(|_| self.has_keys).and_then(AuditGuard::who);
         if let Some(record) = record.take() {
             if let (Some(code), Some(address)) = (record.refused_part(), *address) {
-                let is_first = self.refusals.is_first(address.ip, record.who().as_deref(), code);
+                let is_first = self.refusals.is_first(address.ip, record.who(), code);
                 record.context().entry().refused_are_summed_up = !is_first;
             }
             let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
@@ -517,7 +508,7 @@ impl Observer {
             route,
             status,
             address: *address,
-            key: key.as_deref(),
+            key: key.as_ref().map(|key| &*key.name),
             lock: lock.as_deref(),
             is_probe: context.is_probe,
             without_quorum,
@@ -558,13 +549,8 @@ impl Observer {
         if !error.is_some_and(without_quorum) {
             return (true, None);
         }
-        let mut failed = self.without_quorum.lock();
-        failed.since += 1;
-        if failed.mentioned.is_some_and(|at| at.elapsed() < MENTION_INTERVAL) {
-            return (false, None);
-        }
-        failed.mentioned = Some(Instant::now());
-        (true, Some(std::mem::take(&mut failed.since)))
+        let since = self.without_quorum.count();
+        (since.is_some(), since)
     }
 
     /// Whether the request gets its own line in the log and in the audit log. Strangers can cause
@@ -581,7 +567,7 @@ impl Observer {
             return true;
         };
         let who = record.and_then(AuditGuard::who);
-        self.refusals.is_first(address.ip, who.as_deref(), error.code.as_str())
+        self.refusals.is_first(address.ip, who, error.code.as_str())
     }
 }
 

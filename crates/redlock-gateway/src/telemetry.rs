@@ -9,13 +9,14 @@ mod describe;
 mod groups;
 mod labels;
 mod logging;
+mod mentions;
 mod traces;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::HeaderMap;
 use metrics::{Counter, Gauge, Histogram, Label};
@@ -32,6 +33,7 @@ use self::groups::{GroupSet, Groups};
 use self::labels::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::labels::{Operation, OutcomeLabel, WaitEnd};
 pub use self::logging::{FilterError, Log, check_filter, start_logging};
+pub use self::mentions::Mentions;
 pub use self::traces::{RequestSpan, TraceIds, Traces, TracesError};
 use crate::pattern::Group;
 
@@ -83,11 +85,11 @@ pub struct Telemetry {
     pub connections: ConnectionMetrics,
     /// Failures of the audit log.
     pub audit_failures: Counter,
-    /// When the log last warned of a token watermark that is out of reach.
-    last_mention: Mutex<Option<Instant>>,
+    /// Warnings of token watermarks that are out of reach.
+    out_of_reach: Mentions,
 }
 
-/// Time between two warnings of the same kind, because many requests may cause one.
+/// Time between two warnings of the same kind, because any client may cause them.
 const MENTION_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Labels of a request: method, route and status.
@@ -106,6 +108,8 @@ struct NodeMetrics {
     repairs: Counter,
     states: Vec<(NodeState, Gauge)>,
     voting: Gauge,
+    /// Warnings of releases that could not be delivered.
+    abandoned: Mentions,
 }
 
 impl Telemetry {
@@ -149,7 +153,7 @@ impl Telemetry {
             traces: None,
             connections,
             audit_failures,
-            last_mention: Mutex::default(),
+            out_of_reach: Mentions::every(MENTION_INTERVAL),
         }
     }
 
@@ -361,21 +365,23 @@ impl Observer for Telemetry {
 
     fn release_abandoned(&self, node: usize) {
         self.handles.abandoned.increment(1);
-        let node = self.nodes.get(node).map_or("?", |node| &node.name);
-        tracing::warn!(
-            node,
-            "a release could not be delivered; the lock's TTL bounds what is left on that node"
-        );
+        let Some(node) = self.nodes.get(node) else { return };
+        if let Some(releases) = node.abandoned.count() {
+            tracing::warn!(
+                node = node.name,
+                releases,
+                "releases could not be delivered; the locks' TTLs bound what is left on that node"
+            );
+        }
     }
 
     fn fence_out_of_reach(&self, ahead: Duration) {
         self.handles.out_of_reach.increment(1);
-        let mut last = self.last_mention.lock();
-        if last.is_none_or(|last| last.elapsed() >= MENTION_INTERVAL) {
-            *last = Some(Instant::now());
+        if let Some(refusals) = self.out_of_reach.count() {
             let ahead_ms = ahead.as_millis() as u64;
             tracing::warn!(
                 ahead_ms,
+                refusals,
                 "a lock's token watermark is out of reach of this machine's clock: this clock is behind, or another was ahead"
             );
         }
@@ -416,6 +422,7 @@ impl NodeMetrics {
             quarantine: metrics::gauge!("redlock_node_quarantine_remaining_seconds", node()),
             repairs: metrics::counter!("redlock_node_repairs_total", node()),
             voting: metrics::gauge!("redlock_node_voting", node()),
+            abandoned: Mentions::every(MENTION_INTERVAL),
             states: NodeState::ALL
                 .map(|state| {
                     (state, metrics::gauge!("redlock_node_state", with("state", state.as_str())))

@@ -30,6 +30,7 @@ use crate::gateway::{Gateway, Refusal};
 use crate::origin::Origin;
 use crate::overload::clients::{Client, Clients, FairQueue};
 use crate::overload::in_flight::{Active, InFlight, RequestClass};
+use crate::overload::refusals::Who;
 use crate::remedy::PublicUrl;
 use crate::transport::disconnect::Peer;
 
@@ -233,7 +234,8 @@ impl Access {
                 access.note(|entry| entry.had_turn = true);
             }
         }
-        access.note(|entry| entry.who = Some(access.caller.name().to_owned()));
+        let who = Who { name: access.caller.name().to_owned(), is_proven: true };
+        access.note(|entry| entry.who = Some(who));
         access.check_rate()?;
         Ok(access)
     }
@@ -509,7 +511,8 @@ fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
             // The entry gets a claimed name only if a key has that name. Any other text may be a
             // misplaced secret.
             let name = claimed.filter(|name| authenticator.has_key_named(name));
-            audit.entry().who = name.map(|name| format!("{name} (not proven)"));
+            let claimed = |name| Who { name: format!("{name} (not proven)"), is_proven: false };
+            audit.entry().who = name.map(claimed);
         }
         ApiError::from(error)
     };

@@ -13,25 +13,37 @@ use crate::overload::clients::network;
 /// The length of a window.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 /// Limit on the separate counts in a window. Each is for one address, one principal and one kind.
-/// When the limit is reached, further refusals are counted by kind alone.
+/// When the limit is reached, further refusals are counted by kind alone. Principals that have proved
+/// who they are have this many for themselves: otherwise refusals from many addresses would hide what
+/// a stolen key is refused.
 const MAX_KINDS: usize = 1024;
 /// How many refusals of a kind to one principal are logged in full in a window. People may search
 /// the log for the principal's name.
 const FULL_PER_PRINCIPAL: u64 = 10;
+
+/// The sender of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Who {
+    /// The principal, or the key name that the request claimed without proof.
+    pub name: String,
+    /// Whether the request has proved to be of that principal.
+    pub is_proven: bool,
+}
 
 /// The key of a count: an address, the principal if known, and the kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Refusal {
     /// `None` in a count by kind alone.
     address: Option<IpAddr>,
-    who: Option<String>,
+    who: Option<Who>,
     what: String,
 }
 
 /// The refusals of the current window.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    counts: Mutex<HashMap<Refusal, Count>>,
+    of_strangers: Mutex<HashMap<Refusal, Count>>,
+    of_principals: Mutex<HashMap<Refusal, Count>>,
 }
 
 #[derive(Debug, Default)]
@@ -52,11 +64,12 @@ pub struct Summary {
 impl Refusals {
     /// Counts a refusal. Returns whether the caller is to log it in full. `what` is one of few
     /// kinds.
-    pub fn is_first(&self, address: IpAddr, who: Option<&str>, what: &str) -> bool {
+    pub fn is_first(&self, address: IpAddr, who: Option<Who>, what: &str) -> bool {
         let in_full = if who.is_some() { FULL_PER_PRINCIPAL } else { 1 };
-        let who = who.map(str::to_owned);
+        let is_proven = who.as_ref().is_some_and(|who| who.is_proven);
         let refusal = Refusal { address: Some(network(address)), who, what: what.to_owned() };
-        let mut counts = self.counts.lock();
+        let counts = if is_proven { &self.of_principals } else { &self.of_strangers };
+        let mut counts = counts.lock();
         let is_known = counts.contains_key(&refusal) || counts.len() < MAX_KINDS;
         let refusal =
             if is_known { refusal } else { Refusal { address: None, who: None, ..refusal } };
@@ -68,8 +81,10 @@ impl Refusals {
 
     /// Begins a new window, and returns the summaries of the one before.
     pub fn take(&self) -> Vec<Summary> {
-        let counts = std::mem::take(&mut *self.counts.lock());
+        let mut counts = std::mem::take(&mut *self.of_strangers.lock());
+        counts.extend(std::mem::take(&mut *self.of_principals.lock()));
         let summary = |(Refusal { address, who, what }, Count { summed: refused, .. })| {
+            let who = who.map(|who| who.name);
             (refused > 0).then_some(Summary { address, who, what, refused })
         };
         let mut summaries: Vec<_> = counts.into_iter().filter_map(summary).collect();
@@ -82,6 +97,10 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn who(name: &str, is_proven: bool) -> Option<Who> {
+        Some(Who { name: name.to_owned(), is_proven })
+    }
 
     #[test]
     fn addresses_beyond_the_limit_are_counted_together() {
@@ -101,14 +120,24 @@ mod tests {
     }
 
     #[test]
+    fn strangers_leave_room_for_the_refusals_of_a_key() {
+        let refusals = Refusals::default();
+        let from = |n: u32| IpAddr::V4(n.into());
+        let full = (0..5_000).filter(|n| refusals.is_first(from(*n), None, "unauthenticated"));
+        assert_eq!(full.count(), MAX_KINDS);
+        assert!(!refusals.is_first(from(1), who("ci", false), "unauthenticated"), "not proven");
+        assert!(refusals.is_first(from(1), who("ci", true), "forbidden"));
+    }
+
+    #[test]
     fn a_strangers_refusals_do_not_hide_those_of_a_key() {
         let refusals = Refusals::default();
         let address = IpAddr::V4([192, 0, 2, 1].into());
         assert!(refusals.is_first(address, None, "unauthenticated"));
-        assert!(refusals.is_first(address, Some("ci"), "forbidden"));
-        assert!(refusals.is_first(address, Some("batch"), "forbidden"));
+        assert!(refusals.is_first(address, who("ci", true), "forbidden"));
+        assert!(refusals.is_first(address, who("batch", true), "forbidden"));
         assert_eq!(
-            (0..100).filter(|_| refusals.is_first(address, Some("ci"), "forbidden")).count(),
+            (0..100).filter(|_| refusals.is_first(address, who("ci", true), "forbidden")).count(),
             9
         );
     }

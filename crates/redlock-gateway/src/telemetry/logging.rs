@@ -1,7 +1,8 @@
 //! The log, on standard output, with the level of RUST_LOG.
 //!
 //! A thread of its own writes the lines. If the reader of standard output is slower than the log,
-//! lines are lost, but no request is delayed.
+//! lines are lost, but no request is delayed. Audit lines have a queue and a thread for themselves,
+//! so that no other lines push them out.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Stdout, Write};
@@ -9,8 +10,10 @@ use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing::Metadata;
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -18,17 +21,18 @@ use crate::audit;
 use crate::config::LogFormat;
 use crate::output;
 
-/// Limit on the queue of lines. Most lines are shorter than 500 bytes: 4 MiB in all.
+/// Limit on each queue of lines. Most lines are shorter than 500 bytes: 4 MiB.
 const MAX_QUEUED_LINES: usize = 8192;
 
-/// Counts lines that found the queue full. A process has only one log.
-static OVERFLOWED: OnceLock<ErrorCounter> = OnceLock::new();
+/// Count lines that found their queue full. A process has only one log.
+static OVERFLOWED: OnceLock<[ErrorCounter; 2]> = OnceLock::new();
 /// Counts lines that the system could not write, as on a full disk.
 static UNWRITABLE: AtomicUsize = AtomicUsize::new(0);
 
 /// The number of log lines that were lost so far.
 pub(super) fn dropped_lines() -> u64 {
-    let overflowed = OVERFLOWED.get().map_or(0, ErrorCounter::dropped_lines);
+    let overflowed: usize =
+        OVERFLOWED.get().into_iter().flatten().map(ErrorCounter::dropped_lines).sum();
     (overflowed + UNWRITABLE.load(Ordering::Relaxed)) as u64
 }
 
@@ -73,14 +77,33 @@ pub fn check_filter() -> Result<(), FilterError> {
 
 /// Keeps the log running. When this is dropped, the queued lines are written, within a time limit.
 #[must_use]
-pub struct Log(Option<WorkerGuard>);
+pub struct Log([Option<WorkerGuard>; 2]);
 
 impl Drop for Log {
     fn drop(&mut self) {
         // When the library's guard is dropped, it waits for 1 s at most. But it may then print an
         // error to the same full pipe, and block.
-        let guard = self.0.take();
-        output::for_at_most_patience(move || drop(guard));
+        let guards = std::mem::take(&mut self.0);
+        output::for_at_most_patience(move || drop(guards));
+    }
+}
+
+/// The queues of the log.
+struct Queues {
+    lines: NonBlocking,
+    audit: NonBlocking,
+}
+
+impl<'a> MakeWriter<'a> for Queues {
+    type Writer = NonBlocking;
+
+    fn make_writer(&'a self) -> NonBlocking {
+        self.lines.clone()
+    }
+
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> NonBlocking {
+        let is_audit = event.target() == audit::TARGET;
+        if is_audit { self.audit.clone() } else { self.make_writer() }
     }
 }
 
@@ -120,15 +143,18 @@ fn filter() -> Targets {
 /// Starts the log on standard output. RUST_LOG sets the level, `info` by default. Panics are
 /// logged.
 pub fn start_logging(format: LogFormat) -> Log {
-    let queue = NonBlockingBuilder::default()
-        .lossy(true)
-        .buffered_lines_limit(MAX_QUEUED_LINES)
-        .thread_name("log");
-    let (writer, guard) = queue.finish(Counting(io::stdout()));
-    let overflowed = writer.error_counter();
+    let queue = |thread| {
+        let queue =
+            NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES);
+        queue.thread_name(thread).finish(Counting(io::stdout()))
+    };
+    let (lines, guard_of_lines) = queue("log");
+    let (audit, guard_of_audit) = queue("log-audit");
+    let overflowed = [lines.error_counter(), audit.error_counter()];
+    let queues = Queues { lines, audit };
     // By default the library reports its own errors on standard error, which may be stuck or closed
     // too. So that is turned off.
-    let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
+    let lines = tracing_subscriber::fmt::layer().with_writer(queues).log_internal_errors(false);
     let log = tracing_subscriber::registry().with(filter());
     let started = match format {
         LogFormat::Text => log.with(lines).try_init(),
@@ -139,7 +165,7 @@ pub fn start_logging(format: LogFormat) -> Log {
         let _ = OVERFLOWED.set(overflowed);
         std::panic::set_hook(Box::new(log_panic));
     }
-    Log(Some(guard))
+    Log([Some(guard_of_lines), Some(guard_of_audit)])
 }
 
 /// Logs a panic. The default hook writes to standard error, which may block the thread.
