@@ -235,6 +235,19 @@ async fn a_body_must_say_that_it_is_json() {
             .await;
         assert_bad(other, &answer, 415, "unsupported_media_type", &[other, "application/json"]);
     }
+    for (name, value, status, code) in [
+        ("content-encoding", "gzip", 415, "unsupported_media_type"),
+        ("content-type", "application/json", 415, "unsupported_media_type"),
+        ("expect", "a-miracle", 400, "invalid_parameter"),
+    ] {
+        let call = gateway.call(Method::POST, "/locks/job");
+        let call = call.header("content-type", "application/json").header(name, value);
+        call.body(body).send().await.problem(status, code);
+    }
+    let mut raw = gateway.raw().await;
+    let head = "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+    raw.write(head).await;
+    raw.answer().await.problem(400, "invalid_parameter");
     for (n, good) in ["application/json", "Application/JSON; charset=utf-8"].into_iter().enumerate()
     {
         let name = lock_path(&format!("job-{n}"));
@@ -544,7 +557,9 @@ async fn the_callers_request_id_is_used_when_it_is_valid() {
         assert_eq!(answer.problem(400, "invalid_name")["request_id"], id);
     }
     let too_long = "i".repeat(129);
-    for id in ["", "two words", "größe", too_long.as_str()] {
+    // The log shows ids.
+    let token = gateway.acquire("job").await.token;
+    for id in ["", "two words", "größe", too_long.as_str(), token.as_str()] {
         let answer = with(id.as_bytes()).send().await;
         let ours = answer.header("x-request-id");
         assert!(

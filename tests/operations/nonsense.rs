@@ -149,6 +149,27 @@ fn streams_and_http() -> Kinds {
 }
 
 #[tokio::test]
+async fn a_masters_long_error_is_cut() {
+    let stage = Stage::set().await;
+    stage.faulty.start_nonsense(Nonsense::once(format!("-WEIRD {}\r\n", "x".repeat(60_000))));
+    let detail = eventually("the error is shown", async || {
+        let detail = stage.node().await["detail"].as_str()?.to_owned();
+        detail.contains("WEIRD").then_some(detail)
+    })
+    .await;
+    assert!(detail.len() <= 400, "{} bytes", detail.len());
+    eventually("the error is logged", async || {
+        stage.gateway.stdout().contains("WEIRD").then_some(())
+    })
+    .await;
+    // Lines of the Redis client are not logged unless RUST_LOG asks for them, as here.
+    let log = stage.gateway.stdout();
+    let ours = log.lines().filter(|line| line.contains("\"target\":\"redlock"));
+    let longest = ours.map(str::len).max().expect("lines");
+    assert!(longest <= 1_000, "{longest} bytes");
+}
+
+#[tokio::test]
 async fn a_master_that_nests_replies_costs_only_its_vote() {
     Stage::set().await.survives(nested()).await;
 }

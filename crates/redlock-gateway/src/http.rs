@@ -48,7 +48,7 @@ use self::access::{Needs, Route};
 use self::error::{ApiError, ErrorReport, METHOD_NOT_ALLOWED, NOT_FOUND, is_denial};
 pub use self::site::Hosts;
 use crate::audit::{Audit, AuditGuard, RequestEnd};
-use crate::auth::Verb;
+use crate::auth::{Verb, holds_secret};
 use crate::config::Public;
 use crate::gateway::Gateway;
 use crate::overload::clients::{Client, FairQueue, network};
@@ -700,8 +700,11 @@ fn text(value: &HeaderValue) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
 
+/// Whether a request may name itself so. The log shows the id, so it must not hold a token or a key.
 fn is_usable_id(value: &HeaderValue) -> bool {
-    (1..=128).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+    let is_visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+    let is_usable = |text: &str| is_visible(text) && !holds_secret(text);
+    (1..=128).contains(&value.len()) && value.to_str().is_ok_and(is_usable)
 }
 
 /// A new request id: 16 random hexadecimal digits. The id serves to find the request in the log, so

@@ -40,7 +40,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 
 use super::hint::Hint;
-use super::link::Answer;
+use super::link::{Answer, quoted};
 use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 use super::record::Record;
 use super::rules::NodeSettings;
@@ -370,7 +370,7 @@ pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
     let mut write_error = None;
     if operations == 0 {
         let error = take_text(&mut bytes)?;
-        write_error = (!error.is_empty()).then(|| String::from_utf8_lossy(&error).into_owned());
+        write_error = (!error.is_empty()).then(|| quoted(&String::from_utf8_lossy(&error)));
     }
     // `collect` into an `Option` cannot reserve memory up front.
     let mut votes = Vec::with_capacity(operations);
@@ -424,7 +424,10 @@ fn unpack_one_vote(bytes: &mut Bytes) -> Option<Vote> {
         ),
         // An operation stops at its first error. Some of its earlier writes may stand, so the
         // effect is `Possible`.
-        10 => failed(Reason::Error, Effect::Possible, &String::from_utf8_lossy(&take_text(bytes)?)),
+        10 => {
+            let detail = quoted(&String::from_utf8_lossy(&take_text(bytes)?));
+            failed(Reason::Error, Effect::Possible, &detail)
+        }
         _ => return None,
     })
 }

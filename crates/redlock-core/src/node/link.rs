@@ -231,6 +231,12 @@ pub struct LinkError {
     pub remedy: Option<Remedy>,
 }
 
+/// A text of a master, cut: logs, answers and the status of the node quote it.
+pub(crate) fn quoted(text: &str) -> String {
+    const MOST: usize = 200;
+    text.chars().take(MOST).collect()
+}
+
 /// The effect of a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkErrorKind {

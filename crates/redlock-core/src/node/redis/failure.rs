@@ -5,11 +5,11 @@ use fred::error::{Error, ErrorKind};
 #[cfg(feature = "tls")]
 use super::tls;
 use crate::node::Remedy;
-use crate::node::link::{LinkError, LinkErrorKind};
+use crate::node::link::{LinkError, LinkErrorKind, quoted};
 
 impl From<Error> for LinkError {
     fn from(error: Error) -> Self {
-        let text = error.details();
+        let text = &*quoted(error.details());
         let word = text.split_whitespace().next().unwrap_or_default();
         let (kind, detail) = match (error.kind(), word) {
             (_, "NOSCRIPT") => (
@@ -44,11 +44,9 @@ impl From<Error> for LinkError {
     }
 }
 
-/// Describes bytes that a node sent in place of a reply. The parser may quote all of these bytes,
-/// so the quote is cut.
+/// Describes bytes that a node sent in place of a reply.
 fn invalid_reply(text: &str) -> String {
-    const QUOTED: usize = 200;
-    let why: String = text.trim_start_matches("Decode Error: ").chars().take(QUOTED).collect();
+    let why = text.trim_start_matches("Decode Error: ");
     format!("the node's answer is no Redis reply: {why}")
 }
 

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
-use http::{HeaderValue, header};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 
 use super::super::error::{
-    ApiError, BODY_TOO_LARGE, INVALID_BODY, REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE,
+    ApiError, BODY_TOO_LARGE, INVALID_BODY, INVALID_PARAMETER, REQUEST_TIMEOUT,
+    UNSUPPORTED_MEDIA_TYPE,
 };
 use crate::auth::holds_secret;
 use crate::config::show;
@@ -38,6 +39,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
         if http_body::Body::is_end_stream(&body) {
             return Ok(Self(T::default()));
         }
+        check_codings(&parts.headers)?;
         let bytes = match tokio::time::timeout(BODY_TIMEOUT, collected(&mut body, MAX)).await {
             Err(_) => {
                 let limit = show(BODY_TIMEOUT);
@@ -60,7 +62,11 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
         if bytes.is_empty() || bytes == b"null" {
             return Ok(Self(T::default()));
         }
-        let content_type = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let mut content_types = parts.headers.get_all(header::CONTENT_TYPE).iter();
+        let content_type = content_types.next().map(HeaderValue::as_bytes);
+        if content_types.next().is_some() {
+            return Err(UNSUPPORTED_MEDIA_TYPE.because("two content types are given; send one"));
+        }
         if !content_type.is_some_and(is_json) {
             let found = content_type
                 .map_or("missing".into(), |text| format!("{:?}", String::from_utf8_lossy(text)));
@@ -80,6 +86,28 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
             .map(Self)
             .map_err(|error| INVALID_BODY.because(described(&error.to_string())))
     }
+}
+
+/// Refuses a body that would have to be decoded, and an expectation that is not met. The gateway would
+/// otherwise act on something else than the client meant.
+fn check_codings(headers: &HeaderMap) -> Result<(), ApiError> {
+    let others = |name: &HeaderName, allowed: &str| {
+        let values = headers.get_all(name).iter().map(HeaderValue::as_bytes);
+        let mut others = values.filter(|value| !value.eq_ignore_ascii_case(allowed.as_bytes()));
+        let other = String::from_utf8_lossy(others.next()?);
+        Some(format!("{name} is {other:?}; allowed is {allowed}"))
+    };
+    if let Some(detail) = others(&header::CONTENT_ENCODING, "identity") {
+        return Err(UNSUPPORTED_MEDIA_TYPE.because(detail));
+    }
+    for (name, allowed) in
+        [(header::TRANSFER_ENCODING, "chunked"), (header::EXPECT, "100-continue")]
+    {
+        if let Some(detail) = others(&name, allowed) {
+            return Err(INVALID_PARAMETER.because(detail));
+        }
+    }
+    Ok(())
 }
 
 /// Collects the body of at most `max` bytes. Returns `None` when the body is too large. Chunks are copied, because each
