@@ -189,7 +189,9 @@ async fn bad_bodies_are_refused_with_their_defect() {
         assert_bad(what, &answer, 400, "invalid_body", words);
     }
     // These characters can make a text look like another one.
-    for c in "\u{2028}\u{2029}\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}".chars() {
+    let invisible = "\u{ad}\u{115f}\u{200b}\u{2060}\u{3164}\u{feff}\u{e0041}";
+    let others = "\u{2028}\u{2029}\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}";
+    for c in others.chars().chain(invisible.chars()) {
         let text = format!("a{c}b");
         let asked = [
             json!({ "owner": text }),
@@ -208,6 +210,9 @@ async fn bad_bodies_are_refused_with_their_defect() {
         }
     }
     assert_eq!(gateway.inspect("job").await["state"], "free", "one of them got the lock");
+    // Persian and emoji need these.
+    let joined = json!({ "owner": "می\u{200c}خواهم 👩\u{200d}🚒 ❤\u{fe0f}" });
+    assert_eq!(gateway.post("joined", joined).await.status, 201);
     let most = json!({ "owner": "é".repeat(255), "metadata": { "k": "v".repeat(1_023) } });
     assert_eq!(gateway.post("most", most).await.status, 201);
 }

@@ -10,7 +10,7 @@ use crate::http::auth::is_ready;
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Answer, Call, Lease, assert_left};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{eventually, masters};
+use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::resp::Resp;
 use crate::support::waiters::{HOUR_MS, patient, patient_over, waiting_is};
 
@@ -295,6 +295,32 @@ async fn a_holder_that_lost_one_slot_keeps_none() {
 
 /// Somebody released one of three slots by force. A repetition of the request is refused at once,
 /// and the key releases the other slots.
+/// Two of five masters are down, and one of the others has lost its copy. So the holder may have a
+/// majority or not.
+#[tokio::test]
+async fn a_slot_that_may_be_held_is_not_shown_as_free() {
+    let mut servers = masters(5);
+    let gateway = patient_over(&servers).ready().await;
+    slots_of(&gateway, 3, 3).await;
+    eventually("all masters store slot 2", async || {
+        let is_stored = |server: &RedisServer| server.cmd(&["GET", "lock:pool#2"]) != Resp::Nil;
+        servers.iter().all(is_stored).then_some(())
+    })
+    .await;
+    servers[0].cmd(&["DEL", "lock:pool#2"]);
+    servers[3].kill();
+    servers[4].kill();
+    eventually("the gateway sees that two masters are down", async || {
+        let seen = gateway.inspect("pool").await;
+        let nodes = seen["nodes"].as_array().expect("nodes").clone();
+        let is_down = |node: &&Value| node["state"] == "down" || node["state"] == "connecting";
+        (nodes.iter().filter(is_down).count() == 2).then_some(())
+    })
+    .await;
+    let seen = gateway.inspect("pool").await;
+    assert_eq!((numbers(&seen["holders"]), &seen["unknown_slots"]), (vec![1, 3], &json!([2])));
+}
+
 #[tokio::test]
 async fn repetition_with_part_of_its_slots_is_refused() {
     let gateway = embedded().await;

@@ -55,13 +55,13 @@ pub struct AcquireBody {
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 60000))]
     pub hold_at_least_ms: Option<Value>,
     /// A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
-    /// without control characters, line separators and bidirectional controls.
+    /// without control characters, line separators, bidirectional controls and invisible characters.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "nightly-report on host-7"))]
     pub owner: Option<Value>,
     /// Stored beside the lock for people. Strings only; keys and values together have at most 1024
-    /// bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
-    /// bidirectional controls.
+    /// bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029),
+    /// bidirectional controls and invisible characters.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>, required = false))]
     pub metadata: Option<Value>,
@@ -548,6 +548,11 @@ pub struct LockStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub holders: Vec<SlotHolder>,
+    /// The slots that may be held: too few nodes answered, or their answers differ. Absent when there
+    /// are none, and in listings.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub unknown_slots: Vec<u32>,
     /// The answer of each node, about slot 1. Absent in listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]

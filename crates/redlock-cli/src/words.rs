@@ -5,7 +5,12 @@ use redlock_client::{LockStatus, SlotHolder, Waiter, WatchEvent};
 /// The state of a lock.
 pub(crate) fn status(status: &LockStatus) -> String {
     if let Some(slots) = status.slots.filter(|_| !status.holders.is_empty()) {
-        return format!("{}: {} of {slots} slots are held", status.name, status.holders.len());
+        let held = format!("{}: {} of {slots} slots are held", status.name, status.holders.len());
+        let unknown: Vec<_> = status.unknown_slots.iter().map(u32::to_string).collect();
+        return match unknown.is_empty() {
+            true => held,
+            false => format!("{held}; not known of: {}", unknown.join(", ")),
+        };
     }
     hold(status, status.state.as_str())
 }

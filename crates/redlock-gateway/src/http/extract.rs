@@ -534,8 +534,8 @@ pub fn metadata(body: AcquireBody, principal: Option<&str>) -> Result<LockMetada
         Some(Value::String(label)) if is_label(&label) => Some(label),
         Some(_) => {
             let detail = format!(
-                "owner must be a string of at most {MAX_LABEL} characters without control characters, line separators \
-                 and bidirectional controls"
+                "owner must be a string of at most {MAX_LABEL} characters without control characters, line separators, \
+                 bidirectional controls and invisible characters"
             );
             return Err(INVALID_BODY.because(detail));
         }
@@ -550,8 +550,13 @@ pub fn metadata(body: AcquireBody, principal: Option<&str>) -> Result<LockMetada
         .iter()
         .find(|(key, value)| [key, value].iter().any(|text| text.contains(is_unshowable)))
     {
+        let visible = |c: char| match is_unshowable(c) {
+            true => c.escape_unicode().to_string(),
+            false => c.escape_debug().to_string(),
+        };
+        let key: String = key.chars().map(visible).collect();
         let detail = format!(
-            "metadata has a control character (U+007F to U+009F), a line separator or a bidirectional control in {key:?} or its value"
+            "metadata has a control character (U+007F to U+009F), a line separator, a bidirectional control or an invisible character in \"{key}\" or its value"
         );
         return Err(INVALID_BODY.because(detail));
     }
@@ -564,11 +569,22 @@ pub fn metadata(body: AcquireBody, principal: Option<&str>) -> Result<LockMetada
     Ok(LockMetadata { owner, metadata, key: principal.map(str::to_owned), slots: None })
 }
 
-/// Whether a character makes a text look like another one: line separators, and the marks,
-/// embeddings, overrides and isolates of the bidirectional algorithm (Unicode Annex 9). The masters
-/// store these texts, and terminals, logs and dashboards show them.
+/// Whether a character makes a text look like another one. The masters store these texts, and
+/// terminals, logs and dashboards show them.
+///
+/// These are the line separators, the marks, embeddings, overrides and isolates of the bidirectional
+/// algorithm (Unicode Annex 9), and what is shown as nothing: the characters with the property
+/// Default_Ignorable_Code_Point, except the joiners and variation selectors (U+200C, U+200D, U+FE00
+/// to U+FE0F), which Persian and emoji need.
 fn is_deceptive(c: char) -> bool {
-    matches!(c, '\u{2028}' | '\u{2029}' | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    matches!(c, '\u{2028}' | '\u{2029}')
+        || matches!(
+            c,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+        )
+        || matches!(c, '\u{180b}'..='\u{180f}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}')
+        || matches!(c, '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// Whether metadata may not have this character. Control characters below U+0020 are allowed,

@@ -102,8 +102,12 @@ pub(super) fn lock_status(
         (redlock_core::LockState::Free | redlock_core::LockState::Unknown, Some(first)) => {
             redlock_core::LockState::Held(first.by.clone())
         }
+        (redlock_core::LockState::Free, None) if !inspection.unknown_slots.is_empty() => {
+            redlock_core::LockState::Unknown
+        }
         (state, _) => state,
     };
+    let unknown = inspection.unknown_slots.into_iter();
     LockStatus {
         nodes: Some(nodes.collect()),
         waiters: waiters.into_iter().map(waiter).collect(),
@@ -113,6 +117,7 @@ pub(super) fn lock_status(
             None => Vec::new(),
             Some(_) => holders.iter().map(|holder| slot_holder(holder, true)).collect(),
         },
+        unknown_slots: unknown.filter(|slot| slots >= Some(*slot)).map(u32::from).collect(),
         ..majority_view(name, state)
     }
 }
@@ -226,6 +231,7 @@ fn status_of(name: &LockName, state: LockState, by: HeldBy) -> LockStatus {
         slot: None,
         slots: slots.map(u32::from),
         holders: Vec::new(),
+        unknown_slots: Vec::new(),
         nodes: None,
         may_force: None,
         waiters: Vec::new(),
