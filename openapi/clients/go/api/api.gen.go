@@ -288,12 +288,12 @@ type AcquireBody struct {
 	HoldAtLeastMs *int32 `json:"hold_at_least_ms,omitempty"`
 
 	// Metadata Stored beside the lock for people. Strings only; keys and values together have at most 1024
-	// bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
-	// bidirectional controls.
+	// bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029),
+	// bidirectional controls and invisible characters.
 	Metadata map[string]string `json:"metadata,omitempty"`
 
 	// Owner A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
-	// without control characters, line separators and bidirectional controls.
+	// without control characters, line separators, bidirectional controls and invisible characters.
 	Owner *string `json:"owner,omitempty"`
 
 	// Priority How early a request with `wait_ms` is served: from 0 to 9, and 9 is served first. Without
@@ -539,7 +539,8 @@ type LockStatus struct {
 	// Key The name of the API key that acquired the lock. Absent where there are no keys.
 	Key *string `json:"key,omitempty"`
 
-	// MayForce Whether the caller may release the lock by force. Absent in listings and in events.
+	// MayForce Whether the caller may release the lock by force. False if another client of the masters has
+	// stored it, past this service. Absent in listings and in events.
 	MayForce *bool `json:"may_force,omitempty"`
 
 	// Metadata The holder's metadata.
@@ -563,6 +564,10 @@ type LockStatus struct {
 
 	// State Held by a majority; free: nobody can have a majority; unknown: too few nodes answered.
 	State LockState `json:"state"`
+
+	// UnknownSlots The slots that may be held: too few nodes answered, or their answers differ. Absent when there
+	// are none, and in listings.
+	UnknownSlots []int32 `json:"unknown_slots,omitempty"`
 
 	// Waiters The first 100 in this gateway's line for the lock, in order. Absent when nobody waits here,
 	// and in listings.

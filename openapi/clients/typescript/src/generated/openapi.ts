@@ -284,15 +284,15 @@ export interface components {
             hold_at_least_ms?: number;
             /**
              * @description Stored beside the lock for people. Strings only; keys and values together have at most 1024
-             *     bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
-             *     bidirectional controls.
+             *     bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029),
+             *     bidirectional controls and invisible characters.
              */
             metadata?: {
                 [key: string]: string;
             };
             /**
              * @description A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
-             *     without control characters, line separators and bidirectional controls.
+             *     without control characters, line separators, bidirectional controls and invisible characters.
              * @example nightly-report on host-7
              */
             owner?: string;
@@ -774,7 +774,10 @@ export interface components {
             holders?: components["schemas"]["SlotHolder"][];
             /** @description The name of the API key that acquired the lock. Absent where there are no keys. */
             key?: string;
-            /** @description Whether the caller may release the lock by force. Absent in listings and in events. */
+            /**
+             * @description Whether the caller may release the lock by force. False if another client of the masters has
+             *     stored it, past this service. Absent in listings and in events.
+             */
             may_force?: boolean;
             /** @description The holder's metadata. */
             metadata?: {
@@ -799,6 +802,11 @@ export interface components {
             slots?: number;
             /** @description Held by a majority; free: nobody can have a majority; unknown: too few nodes answered. */
             state: components["schemas"]["LockState"];
+            /**
+             * @description The slots that may be held: too few nodes answered, or their answers differ. Absent when there
+             *     are none, and in listings.
+             */
+            unknown_slots?: number[];
             /**
              * @description The first 100 in this gateway's line for the lock, in order. Absent when nobody waits here,
              *     and in listings.

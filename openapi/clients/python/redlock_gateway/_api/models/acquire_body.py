@@ -35,10 +35,11 @@ class AcquireBody:
             differ. Without a release, the lock ends with its TTL as ever. Example: 60000.
         metadata (AcquireBodyMetadata | Unset): Stored beside the lock for people. Strings only; keys and values
             together have at most 1024
-            bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
-            bidirectional controls.
+            bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029),
+            bidirectional controls and invisible characters.
         owner (str | Unset): A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
-            without control characters, line separators and bidirectional controls. Example: nightly-report on host-7.
+            without control characters, line separators, bidirectional controls and invisible characters. Example: nightly-
+            report on host-7.
         priority (int | Unset): How early a request with `wait_ms` is served: from 0 to 9, and 9 is served first.
             Without
             it the priority is 5. Requests with a higher priority may pass a lower one until its wait

@@ -13,8 +13,8 @@ T = TypeVar("T", bound="AcquireBodyMetadata")
 @_attrs_define
 class AcquireBodyMetadata:
     """Stored beside the lock for people. Strings only; keys and values together have at most 1024
-    bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
-    bidirectional controls.
+    bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029),
+    bidirectional controls and invisible characters.
 
     """
 

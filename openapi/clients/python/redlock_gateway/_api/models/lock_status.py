@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from attrs import define as _attrs_define
 from attrs import field as _attrs_field
@@ -43,13 +43,18 @@ class LockStatus:
             no holder asked
             for slots. The fields of the holder beside this list are those of the first one.
         key (str | Unset): The name of the API key that acquired the lock. Absent where there are no keys.
-        may_force (bool | Unset): Whether the caller may release the lock by force. Absent in listings and in events.
+        may_force (bool | Unset): Whether the caller may release the lock by force. False if another client of the
+            masters has
+            stored it, past this service. Absent in listings and in events.
         metadata (LockStatusMetadata | Unset): The holder's metadata.
         nodes (list[NodeAnswer] | Unset): The answer of each node, about slot 1. Absent in listings.
         owner (str | Unset): The holder's label.
         slot (int | Unset): In listings: which slot of the lock this is, if it is another one than slot 1.
         slots (int | Unset): How many may hold the lock at once: the largest number that a holder has asked for. Absent
             when no holder asked for slots.
+        unknown_slots (list[int] | Unset): The slots that may be held: too few nodes answered, or their answers differ.
+            Absent when there
+            are none, and in listings.
         waiters (list[Waiter] | Unset): The first 100 in this gateway's line for the lock, in order. Absent when nobody
             waits here,
             and in listings.
@@ -71,6 +76,7 @@ class LockStatus:
     owner: str | Unset = UNSET
     slot: int | Unset = UNSET
     slots: int | Unset = UNSET
+    unknown_slots: list[int] | Unset = UNSET
     waiters: list[Waiter] | Unset = UNSET
     waiters_total: int | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
@@ -116,6 +122,10 @@ class LockStatus:
 
         slots = self.slots
 
+        unknown_slots: list[int] | Unset = UNSET
+        if not isinstance(self.unknown_slots, Unset):
+            unknown_slots = self.unknown_slots
+
         waiters: list[dict[str, Any]] | Unset = UNSET
         if not isinstance(self.waiters, Unset):
             waiters = []
@@ -155,6 +165,8 @@ class LockStatus:
             field_dict["slot"] = slot
         if slots is not UNSET:
             field_dict["slots"] = slots
+        if unknown_slots is not UNSET:
+            field_dict["unknown_slots"] = unknown_slots
         if waiters is not UNSET:
             field_dict["waiters"] = waiters
         if waiters_total is not UNSET:
@@ -222,6 +234,8 @@ class LockStatus:
 
         slots = d.pop("slots", UNSET)
 
+        unknown_slots = cast(list[int], d.pop("unknown_slots", UNSET))
+
         _waiters = d.pop("waiters", UNSET)
         waiters: list[Waiter] | Unset = UNSET
         if _waiters is not UNSET:
@@ -247,6 +261,7 @@ class LockStatus:
             owner=owner,
             slot=slot,
             slots=slots,
+            unknown_slots=unknown_slots,
             waiters=waiters,
             waiters_total=waiters_total,
         )
