@@ -40,6 +40,8 @@ type LockStatus struct {
 	// holder above are those of the first one.
 	Slots   int
 	Holders []SlotHolder
+	// UnknownSlots are the slots that may be held: too few masters answered, or their answers differ.
+	UnknownSlots []int
 	// Slot is the slot that an entry of a list is about, if it is another one than slot 1.
 	Slot int
 	// Nodes has the state of each master; nil in lists.
@@ -168,6 +170,7 @@ func (s *LockStatus) UnmarshalJSON(body []byte) error {
 		Key          string            `json:"key"`
 		Slots        int               `json:"slots"`
 		Holders      []api.SlotHolder  `json:"holders"`
+		UnknownSlots []int             `json:"unknown_slots"`
 		Slot         int               `json:"slot"`
 		Nodes        []api.NodeAnswer  `json:"nodes"`
 		Waiters      []Waiter          `json:"waiters"`
@@ -183,6 +186,7 @@ func (s *LockStatus) UnmarshalJSON(body []byte) error {
 		Name: answer.Name, State: answer.State, Owner: answer.Owner, Metadata: answer.Metadata,
 		FencingToken: answer.FencingToken, AcquiredAt: answer.AcquiredAt, ExpiresIn: milliseconds(answer.ExpiresInMs),
 		Key: answer.Key, Slots: answer.Slots, Holders: slotHolders(answer.Holders), Slot: answer.Slot,
+		UnknownSlots: answer.UnknownSlots,
 		Waiters: answer.Waiters, WaitersTotal: max(answer.WaitersTotal, len(answer.Waiters)),
 	}
 	for _, node := range answer.Nodes {

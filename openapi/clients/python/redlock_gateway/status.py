@@ -80,6 +80,8 @@ class LockStatus:
     """The holder of each slot that is held. None if no holder asked for slots. The fields of the
     holder above are those of the first one.
     """
+    unknown_slots: tuple[int, ...] = ()
+    """The slots that may be held: too few masters answered, or their answers differ."""
     slot: int | None = None
     """In lists: the slot that the entry is about, if it is another one than slot 1."""
 
@@ -150,6 +152,7 @@ def lock_status(answer: Mapping[str, Any]) -> LockStatus:
         waiters_total=answer.get("waiters_total", len(waiters)),
         slots=answer.get("slots"),
         holders=slot_holders(answer.get("holders")),
+        unknown_slots=tuple(answer.get("unknown_slots", ())),
         slot=answer.get("slot"),
     )
 
