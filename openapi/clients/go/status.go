@@ -187,7 +187,7 @@ func (s *LockStatus) UnmarshalJSON(body []byte) error {
 		FencingToken: answer.FencingToken, AcquiredAt: answer.AcquiredAt, ExpiresIn: milliseconds(answer.ExpiresInMs),
 		Key: answer.Key, Slots: answer.Slots, Holders: slotHolders(answer.Holders), Slot: answer.Slot,
 		UnknownSlots: answer.UnknownSlots,
-		Waiters: answer.Waiters, WaitersTotal: max(answer.WaitersTotal, len(answer.Waiters)),
+		Waiters:      answer.Waiters, WaitersTotal: max(answer.WaitersTotal, len(answer.Waiters)),
 	}
 	for _, node := range answer.Nodes {
 		if s.Nodes == nil {
