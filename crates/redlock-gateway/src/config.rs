@@ -17,7 +17,7 @@ use redlock_core::node::redis::TlsSettings;
 
 use crate::callbacks::CallbackSettings;
 use crate::origin::Origin;
-use crate::overload::capacity::{Capacity, Given, Transport};
+use crate::overload::capacity::{self, Capacity, Given, Transport};
 use crate::pattern::Group;
 use crate::proxies::TrustedProxies;
 
@@ -143,11 +143,12 @@ pub struct Settings {
     )]
     #[arg(value_parser = count(MAX_COUNT))]
     pub max_waited_locks_per_client: usize,
-    /// Memory that the process may take; limits that no flag gives are derived from it
+    /// Memory that the process may take; limits that no flag gives are derived from it [default:
+    /// 1GiB, and at most 3/4 of the control group's limit]
     ///
     /// `check` shows how much memory each limit takes at most.
-    #[arg(long, value_name = "SIZE", env = "REDLOCK_MEMORY_BUDGET", default_value = "1GiB", value_parser = value::memory)]
-    memory_budget: ByteSize,
+    #[arg(long, value_name = "SIZE", env = "REDLOCK_MEMORY_BUDGET", value_parser = value::memory)]
+    memory_budget: Option<ByteSize>,
     /// Memory of a master that sets no maxmemory
     ///
     /// While less than a third of a master's memory is free, a client whose locks take more than
@@ -502,7 +503,7 @@ impl Config {
         let public = public(&settings.public)?;
         let groups = value::groups(&settings.groups)?;
         let capacity = Capacity::new(Given {
-            budget: settings.memory_budget,
+            budget: settings.memory_budget.unwrap_or_else(capacity::default_budget),
             connections: settings.max_connections,
             connections_per_client: settings.max_connections_per_client,
             waiters: settings.max_waiters,

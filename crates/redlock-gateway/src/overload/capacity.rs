@@ -4,6 +4,8 @@
 //! allocator (`tests/operations/memory.rs`). The kernel's socket buffers come on top. The kernel
 //! limits their memory itself (`tcp_mem`).
 
+use std::path::Path;
+
 use bytesize::ByteSize;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -215,6 +217,40 @@ impl Capacity {
     }
 }
 
+/// The budget that applies if none is given: 1 GiB, and at most three quarters of what the control
+/// groups of this process may take. The rest is for the kernel's socket buffers, which count there too.
+pub fn default_budget() -> ByteSize {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    budget_within(memory_limit(Path::new("/sys/fs/cgroup"), &groups))
+}
+
+fn budget_within(limit: Option<u64>) -> ByteSize {
+    let most = limit.map_or(REFERENCE, |limit| (limit / 4 * 3).min(REFERENCE));
+    ByteSize::b(most).max(SMALLEST)
+}
+
+/// The smallest limit of the groups that `groups` names, as `/proc/self/cgroup` does, and of the
+/// groups around them (cgroups(7)). Version 1 has a hierarchy for memory alone.
+fn memory_limit(root: &Path, groups: &str) -> Option<u64> {
+    let limits = groups.lines().flat_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, group) = (fields.next()?, fields.next()?);
+        let (hierarchy, file) = match controllers {
+            "" => (root.to_owned(), "memory.max"),
+            _ if controllers.split(',').any(|it| it == "memory") => {
+                (root.join("memory"), "memory.limit_in_bytes")
+            }
+            _ => return None,
+        };
+        let around = Path::new(group.trim_start_matches('/')).ancestors();
+        let limit = |group: &Path| {
+            std::fs::read_to_string(hierarchy.join(group).join(file)).ok()?.trim().parse().ok()
+        };
+        around.filter_map(limit).min()
+    });
+    limits.min()
+}
+
 /// Raises the soft limit of open files to the hard limit, and returns the result. `None` means
 /// unlimited.
 pub fn descriptors() -> Option<u64> {
@@ -238,6 +274,33 @@ mod tests {
             in_flight: None,
             transport: Transport::Plain,
             embedded: false,
+        }
+    }
+
+    #[test]
+    fn the_default_budget_is_a_part_of_what_the_control_group_may_take() {
+        let root = std::env::temp_dir().join(format!("redlock-cgroup-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let file = root.join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        };
+        let limit = |groups: &str| memory_limit(&root, groups);
+        assert_eq!(limit("0::/system.slice/gateway.service\n"), None);
+        write("system.slice/gateway.service/memory.max", "max\n");
+        write("system.slice/memory.max", "536870912\n");
+        write("memory/memory.limit_in_bytes", "9223372036854771712\n");
+        write("memory/pod/memory.limit_in_bytes", "268435456\n");
+        assert_eq!(limit("0::/system.slice/gateway.service\n"), Some(512 * MIB));
+        assert_eq!(limit("8:pids:/\n4:memory:/pod/of-the-host\n0::/\n"), Some(256 * MIB));
+        std::fs::remove_dir_all(&root).unwrap();
+        for (limit, budget) in [
+            (None, GIB),
+            (Some(u64::MAX), GIB),
+            (Some(GIB), 768 * MIB),
+            (Some(16 * MIB), SMALLEST.as_u64()),
+        ] {
+            assert_eq!(budget_within(limit), ByteSize::b(budget));
         }
     }
 
