@@ -16,8 +16,9 @@ use crate::support::waiters::{HOUR_MS, patient_over, waiting_is};
 async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     let log = Scratch::new("audit.jsonl", "");
     let holder = key("holder", HOLDER, "*").await;
-    let chief = key("chief", "force,inspect", "deploy/*").await;
-    let file = file(&[&holder, &chief]);
+    let chief = key("chief", "force", "deploy/*").await;
+    let reader = key("reader", "force,inspect", "deploy/*").await;
+    let file = file(&[&holder, &chief, &reader]);
     let servers = masters(3);
     let launch = patient_over(&servers)
         .flag("--clock-skew", "10s")
@@ -42,14 +43,14 @@ async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     both.header("lock-token", &lease.token).send().await.problem(400, "invalid_parameter");
     // A forced release does not delete the lock of another Redlock library, and says so.
     servers.iter().for_each(|server| drop(server.cmd(&["SET", "lock:deploy/theirs", "somebody"])));
-    let theirs = force(&chief, "deploy/theirs", "force=true").await.problem(409, "not_holder");
-    let detail = theirs["detail"].as_str().expect("a text");
-    assert!(detail.contains("delete its key on the masters"), "{detail}");
-    assert!(
-        detail.ends_with("another client of the masters holds it, without an expiry"),
-        "{detail}"
-    );
-    let seen = chief.call(&gateway, Method::GET, &lock_path("deploy/theirs")).send().await;
+    for (key, names_holder) in [(&chief, false), (&reader, true)] {
+        let theirs = force(key, "deploy/theirs", "force=true").await.problem(409, "not_holder");
+        let detail = theirs["detail"].as_str().expect("a text");
+        assert!(detail.contains("delete its key on the masters"), "{detail}");
+        let holder = "another client of the masters holds it, without an expiry";
+        assert_eq!(detail.ends_with(holder), names_holder, "{detail}");
+    }
+    let seen = reader.call(&gateway, Method::GET, &lock_path("deploy/theirs")).send().await;
     assert_eq!(seen.json()["may_force"], json!(false), "{seen:?}");
 
     let waits = json!({ "ttl_ms": HOUR_MS, "wait_ms": HOUR_MS });

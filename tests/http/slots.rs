@@ -293,8 +293,6 @@ async fn a_holder_that_lost_one_slot_keeps_none() {
     assert_eq!(gateway.delete("pool", &all.token).await.status, 204);
 }
 
-/// Somebody released one of three slots by force. A repetition of the request is refused at once,
-/// and the key releases the other slots.
 /// Two of five masters are down, and one of the others has lost its copy. So the holder may have a
 /// majority or not.
 #[tokio::test]
@@ -321,6 +319,8 @@ async fn a_slot_that_may_be_held_is_not_shown_as_free() {
     assert_eq!((numbers(&seen["holders"]), &seen["unknown_slots"]), (vec![1, 3], &json!([2])));
 }
 
+/// Somebody released one of three slots by force. A repetition of the request is refused at once,
+/// and the key releases the other slots.
 #[tokio::test]
 async fn repetition_with_part_of_its_slots_is_refused() {
     let gateway = embedded().await;

@@ -2,7 +2,7 @@
 //! until somebody reads.
 
 use std::fs::File;
-use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
+use std::io::{BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
@@ -10,6 +10,7 @@ use http::Method;
 use rustix::io::ioctl_fionbio;
 use rustix::process::Signal;
 use serde_json::json;
+use tokio::sync::oneshot;
 
 use crate::support::client::lock_path;
 use crate::support::gateway::{Gateway, Launch};
@@ -121,7 +122,7 @@ async fn a_log_resumes_when_it_is_read_again() {
 #[tokio::test]
 async fn other_lines_push_no_audit_line_out_of_the_log() {
     let port = free_port();
-    let (mut reader, output) = full_pipe();
+    let (reader, output) = full_pipe();
     let launch = Launch::embedded().flag("--listen", &local(port).to_string());
     let mut gateway = launch.env("RUST_LOG", "trace").serve_into(local(port), output).await;
     while dropped(&gateway).await == 0.0 {
@@ -131,14 +132,15 @@ async fn other_lines_push_no_audit_line_out_of_the_log() {
     }
     let forced = format!("{}?force=true", lock_path("forced"));
     gateway.call(Method::DELETE, &forced).send().await.problem(404, "lock_not_found");
-    let read = std::thread::spawn(move || {
-        let mut text = String::new();
-        reader.read_to_string(&mut text).expect("the pipe ends with the process");
-        text
+    let (found, is_found) = oneshot::channel();
+    std::thread::spawn(move || {
+        let mut lines = BufReader::new(reader).lines().map_while(Result::ok);
+        let is_audit = |line: String| line.contains("\"what\":\"force\"");
+        let _ = found.send(lines.any(is_audit));
+        lines.for_each(drop);
     });
+    assert!(is_found.await.expect("the reader does not panic"), "the log has ended");
     ends(&mut gateway).await;
-    let text = read.join().expect("the reader does not panic");
-    assert!(text.contains("\"what\":\"force\""), "no audit line in {} bytes", text.len());
 }
 
 #[tokio::test]

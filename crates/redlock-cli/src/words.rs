@@ -9,7 +9,7 @@ pub(crate) fn status(status: &LockStatus) -> String {
         let unknown: Vec<_> = status.unknown_slots.iter().map(u32::to_string).collect();
         return match unknown.is_empty() {
             true => held,
-            false => format!("{held}; not known of: {}", unknown.join(", ")),
+            false => format!("{held}; these may be held: {}", unknown.join(", ")),
         };
     }
     hold(status, status.state.as_str())

@@ -128,7 +128,7 @@ pub struct HeldBy {
     /// client holds the lock.
     pub fencing: Option<FencingToken>,
     /// The shortest time until a majority of nodes can be free without a release; `None` when the
-    /// lock never expires.
+    /// lock never expires, or no holder is known.
     pub expires_in: Option<Duration>,
     /// Which lock of a set is held, from 0, in the order of the request. Others may be held too.
     pub lock_of_set: u8,
@@ -184,15 +184,10 @@ impl HeldBy {
         self.owner.as_ref() == Some(token.owner())
     }
 
-    /// Whether the answers show a holder. If not, several requests asked at the same time and none got
-    /// a majority, or an earlier answer named no holder.
+    /// Whether somebody holds the lock, or may hold it. If not, several requests asked at the same
+    /// time and none got a majority, or an earlier answer told nothing about the holder.
     pub fn is_known(&self) -> bool {
-        self.owner.is_some() || self.is_foreign
-    }
-
-    /// No holder is known of this lock of the set.
-    pub(crate) fn nobody_known(lock_of_set: u8) -> Self {
-        Self { lock_of_set, ..Self::default() }
+        self.owner.is_some() || self.is_foreign || self.holders.is_some()
     }
 
     /// Whether both have the same owner.

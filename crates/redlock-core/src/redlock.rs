@@ -459,9 +459,9 @@ impl Redlock {
         self.shared.tokens.age(token.fencing())
     }
 
-    /// Asks the nodes for their clocks. Returns the error in place of an answer that rests on this
-    /// machine's wall clock, unless a majority agrees with that clock. So a wrong clock ends nobody's
-    /// work, see [`Self::held_for`].
+    /// Asks the nodes for their clocks. Returns [`LockError::Unknown`] unless a majority agrees with
+    /// this machine's wall clock. Ask before an answer that rests on [`Self::held_for`] ends somebody's
+    /// work.
     pub async fn clock_contradiction(&self, name: &LockName) -> Option<LockError> {
         inspect::clock_contradiction(&self.shared, name).await
     }

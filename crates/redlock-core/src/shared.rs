@@ -236,16 +236,6 @@ impl Shared {
         self.names().zip(answers).map(|(node, answer)| NodeReport { node, answer }).collect()
     }
 
-    /// The error in place of an answer that rests on this machine's wall clock, if so many nodes'
-    /// clocks contradict it that no majority agrees with it. Each answer of a node shows its clock.
-    pub(crate) fn clock_contradiction(&self) -> Option<LockError> {
-        let is_off = |node: &&Arc<dyn Node>| node.status().borrow().clock_is_off;
-        let contradicted = self.nodes.iter().filter(is_off).count() >= self.quorum.blocking();
-        contradicted.then(|| {
-            LockError::Unknown(self.reports_of(Reason::Clock, "this machine's wall clock is wrong"))
-        })
-    }
-
     /// The reports of a round that could not be begun, all with the same failure.
     pub(crate) fn reports_of(&self, reason: Reason, detail: &str) -> Vec<NodeReport> {
         let failure = || NodeAnswer::Failed(Failure::new(reason, Effect::None, detail));

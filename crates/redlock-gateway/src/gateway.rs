@@ -476,8 +476,10 @@ impl Gateway {
         max_hold: Duration,
         client: &Client,
     ) -> Result<LeaseView, Refusal> {
-        if let Err(refusal) = self.check_hold(name, token, max_hold) {
-            return Err(self.confirmed(name, refusal).await);
+        if let Some(too_long) = self.too_long(token, max_hold) {
+            let contradiction = Box::pin(self.locks.clock_contradiction(name)).await;
+            let error = contradiction.unwrap_or(too_long);
+            return self.extended(name, token, Err(error), client);
         }
         let result = self.locks.extend(name, &token.known, ttl).await;
         if let Ok(lease) = &result {
@@ -495,45 +497,35 @@ impl Gateway {
         max_hold: Duration,
         client: &Client,
     ) -> Vec<Result<LeaseView, Refusal>> {
-        let check =
-            |(name, token): &(LockName, ResolvedToken)| self.check_hold(name, token, max_hold);
-        let mut checked: Vec<_> = leases.iter().map(check).collect();
-        if let Some(((name, _), _)) = leases.iter().zip(&checked).find(|(_, it)| it.is_err())
-            && let Some(error) = self.locks.clock_contradiction(name).await
-        {
-            let refused = checked.iter_mut().filter(|it| it.is_err());
-            refused.for_each(|it| *it = Err(Refusal::Lock(error.clone())));
-        }
-        let allowed = leases.iter().zip(&checked).filter(|(_, checked)| checked.is_ok());
+        let too_long: Vec<_> =
+            leases.iter().map(|(_, token)| self.too_long(token, max_hold)).collect();
+        let allowed = leases.iter().zip(&too_long).filter(|(_, too_long)| too_long.is_none());
         let asked: Vec<_> = allowed.map(|((name, token), _)| (name, &token.known)).collect();
-        let mut results = self.locks.extend_many(&asked, ttl).await.into_iter();
-        let mut extended = |((name, token), checked): (&(LockName, ResolvedToken), _)| {
-            checked?;
-            let result = results.next().expect("a result for each lease");
+        let first = leases.iter().zip(&too_long).find(|(_, too_long)| too_long.is_some());
+        let (results, contradiction) = match first {
+            None => (self.locks.extend_many(&asked, ttl).await, None),
+            // The others do not wait for that question.
+            Some(((name, _), _)) => tokio::join!(
+                self.locks.extend_many(&asked, ttl),
+                Box::pin(self.locks.clock_contradiction(name)),
+            ),
+        };
+        let mut results = results.into_iter();
+        let mut extended = |((name, token), too_long): (&(LockName, ResolvedToken), _)| {
+            let result = match too_long {
+                Some(too_long) => Err(contradiction.clone().unwrap_or(too_long)),
+                None => results.next().expect("a result for each lease"),
+            };
             self.extended(name, token, result, client)
         };
-        leases.iter().zip(checked).map(&mut extended).collect()
+        leases.iter().zip(too_long).map(&mut extended).collect()
     }
 
-    /// Refuses to extend a lock that has been held for longer than `max_hold`.
-    fn check_hold(
-        &self,
-        name: &LockName,
-        token: &ResolvedToken,
-        max_hold: Duration,
-    ) -> Result<(), Refusal> {
+    /// The error if a lock has been held for longer than `max_hold`, by this machine's wall clock. It
+    /// ends the holder's work, so it counts only if the masters' clocks confirm it.
+    fn too_long(&self, token: &ResolvedToken, max: Duration) -> Option<LockError> {
         let held = self.locks.held_for(&token.shown);
-        if held > max_hold {
-            self.telemetry.of(name).operation(Operation::Extend, OutcomeLabel::Refused);
-            return Err(Refusal::MaxHoldReached { held, max: max_hold });
-        }
-        Ok(())
-    }
-
-    /// A refusal that rests on this machine's clock, or that the masters' clocks contradict it. The
-    /// refusal ends the holder's work, so a wrong clock must not be its reason.
-    async fn confirmed(&self, name: &LockName, refusal: Refusal) -> Refusal {
-        self.locks.clock_contradiction(name).await.map_or(refusal, Refusal::Lock)
+        (held > max).then_some(LockError::HeldTooLong { held, max })
     }
 
     /// Accounts for the result of an extension.

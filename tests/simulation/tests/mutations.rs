@@ -14,8 +14,8 @@ use redlock_sim::plan::Plan;
 use redlock_sim::rule::Rule;
 use redlock_sim::search::search;
 
-/// Every rule without which fewer than one history in a hundred shows a violation needs a scenario
-/// that shows more. So this many seeds without one are no chance.
+/// Without its rule, at least one history in a hundred should show a violation. A rule for which fewer
+/// do needs another scenario. So if this many histories show none, that is no coincidence.
 const MAX_SEEDS: u64 = 2_000;
 
 /// `rules` are the rules to switch off, with commas between them.

@@ -5,8 +5,8 @@ use crate::model::quorum::Decision;
 use crate::model::types::LockName;
 use crate::node::{Effect, Failure, Op, Reason, Vote};
 use crate::operations::slots;
-use crate::round::votes::{LockState, unheard};
-use crate::round::{RoundOutcome, tally};
+use crate::round::tally;
+use crate::round::votes::LockState;
 use crate::shared::Shared;
 
 /// A lock as a majority sees it.
@@ -83,14 +83,31 @@ fn seen(
     Inspection { state, nodes, holders, unknown_slots }
 }
 
-/// The error if no majority of the nodes agrees with this machine's wall clock. Each answer shows the
-/// node's clock.
+/// Asks the nodes for their clocks. Returns an error unless a majority agrees with this machine's wall
+/// clock.
 pub(crate) async fn clock_contradiction(shared: &Shared, name: &LockName) -> Option<LockError> {
     let round = shared.inspect(shared.keys(name), shared.untimed_limits());
+    // A node's status shows its clock before the round gets its vote.
+    let agree = |votes: &[Option<Vote>]| {
+        let answered =
+            shared.nodes.iter().zip(votes).filter(|(_, vote)| {
+                vote.as_ref().is_some_and(|vote| !matches!(vote, Vote::Failed(_)))
+            });
+        answered.filter(|(node, _)| !node.status().borrow().clock_is_off).count()
+    };
+    let outstanding = |votes: &[Option<Vote>]| votes.iter().filter(|vote| vote.is_none()).count();
+    let quorum = shared.quorum.size();
+    let is_clear = |votes: &[Option<Vote>]| {
+        agree(votes) >= quorum || agree(votes) + outstanding(votes) < quorum
+    };
     let outcome = round.outcome().await;
-    let votes = round.votes_until(|_| false).await;
-    if votes.len() - unheard(&votes) < shared.quorum.size() {
-        return Some(LockError::Unknown(shared.reports(&RoundOutcome { votes, ..outcome })));
+    let votes = round.votes_until(is_clear).await;
+    if agree(&votes) >= quorum {
+        return None;
     }
-    shared.clock_contradiction()
+    let is_off = shared.nodes.iter().any(|node| node.status().borrow().clock_is_off);
+    Some(LockError::Unknown(match is_off {
+        true => shared.reports_of(Reason::Clock, "this machine's wall clock is wrong"),
+        false => shared.reports(&outcome),
+    }))
 }

@@ -64,6 +64,21 @@ pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
     HeldBy::from_holding(holder, expires_in)
 }
 
+/// As [`held_by`], for a refusal that contenders may have caused. A holder that has a majority, or
+/// that every node with an answer shows, is shown. One that may have a majority is not named. Otherwise
+/// nobody is shown.
+pub(crate) fn held_or_asked_for_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
+    let by = held_by(quorum, votes);
+    let shows = agreeing(votes).map_or(0, |(_, count)| count);
+    if shows >= quorum.size() || shows == shown(votes) && can_hold(quorum, votes) {
+        by
+    } else if can_hold(quorum, votes) {
+        HeldBy { info: Default::default(), fencing: None, ..by }
+    } else {
+        HeldBy { lock_of_set: by.lock_of_set, ..HeldBy::default() }
+    }
+}
+
 /// The error of a refused extend or release: the lock is lost, or somebody else holds it. A record
 /// on a minority of nodes may come from a failed proposal. So only a grant that can still be on a
 /// majority counts as held.
@@ -79,11 +94,6 @@ pub(crate) fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
 /// Whether a majority shows one holder.
 pub(crate) fn holds(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     agreeing(votes).is_some_and(|(_, count)| count >= quorum.size())
-}
-
-/// Whether all nodes that show a holder show the same one.
-pub(crate) fn is_unanimous(votes: &[Option<Vote>]) -> bool {
-    agreeing(votes).is_some_and(|(_, count)| count == stored(votes).count())
 }
 
 /// Whether a holder that some votes show may have a majority, if the nodes without an answer store

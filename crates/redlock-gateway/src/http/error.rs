@@ -190,15 +190,20 @@ impl ApiError {
         error
     }
 
-    /// A forced release has ended nothing: `by` holds the lock.
-    pub(super) fn not_forced(by: &HeldBy) -> Self {
+    /// A forced release has ended nothing: `by` holds the lock. `names_holder`: whether the caller may
+    /// know more about that holder.
+    pub(super) fn not_forced(by: &HeldBy, names_holder: bool) -> Self {
         let why = if by.is_foreign {
             "the masters have this lock from another client, and a forced release ends only locks of this service; delete \
              its key on the masters, or let it expire"
         } else {
             "the lock went to somebody else while its holder was looked up; the new holder keeps it, unless you try again"
         };
-        NOT_HOLDER.because(format!("{why}; {}", describe(by))).with_holder(by)
+        if names_holder {
+            NOT_HOLDER.because(format!("{why}; {}", describe(by))).with_holder(by)
+        } else {
+            NOT_HOLDER.because(why)
+        }
     }
 
     /// The extension did not finish before the validity ended.
@@ -524,7 +529,7 @@ fn describe_slots(by: &HeldBy) -> String {
 
 fn describe_holder(by: &HeldBy) -> String {
     if !by.is_known() {
-        return "other requests have it or asked for it at the same time; try again".into();
+        return "no holder is known: other requests asked for it at the same time".into();
     }
     let who = match label_of(&by.info) {
         Some(label) => format!("{label:?}"),

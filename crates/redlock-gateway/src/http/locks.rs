@@ -301,7 +301,9 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
             };
             let released = Box::pin(access.gateway().force_release((name, slot), found)).await;
             released.map_err(|refusal| match refusal {
-                Refusal::Lock(LockError::NotHolder(by)) => ApiError::not_forced(&by),
+                Refusal::Lock(LockError::NotHolder(by)) => {
+                    ApiError::not_forced(&by, access.caller().may(Verb::Inspect, name))
+                }
                 refusal => lock.refused(refusal),
             })?;
         }
@@ -365,7 +367,8 @@ pub(super) async fn inspect(
     // Boxed, because an unboxed future would make the future of every request larger.
     let inspection = Box::pin(access.gateway().inspect(name, slots)).await;
     let waiters = access.gateway().waiters(name);
-    let is_foreign = matches!(&inspection.state, LockState::Held(by) if by.is_foreign);
+    let is_foreign = inspection.holders.len() < 2
+        && matches!(&inspection.state, LockState::Held(by) if by.is_foreign);
     let status = lock_status(name, inspection, waiters, access.sees_nodes());
     let may_force = Some(!is_foreign && access.caller().may(Verb::Force, name));
     json_response(StatusCode::OK, &LockStatus { may_force, ..status })

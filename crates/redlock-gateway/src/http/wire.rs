@@ -107,7 +107,12 @@ pub(super) fn lock_status(
         }
         (state, _) => state,
     };
-    let unknown = inspection.unknown_slots.into_iter();
+    // If nothing is known of any slot, the state says so.
+    let unknown = inspection.unknown_slots.into_iter().map(u32::from);
+    let unknown_slots = match holders.is_empty() && state == redlock_core::LockState::Unknown {
+        true => Vec::new(),
+        false => unknown.collect(),
+    };
     LockStatus {
         nodes: Some(nodes.collect()),
         waiters: waiters.into_iter().map(waiter).collect(),
@@ -117,7 +122,7 @@ pub(super) fn lock_status(
             None => Vec::new(),
             Some(_) => holders.iter().map(|holder| slot_holder(holder, true)).collect(),
         },
-        unknown_slots: unknown.filter(|slot| slots >= Some(*slot)).map(u32::from).collect(),
+        unknown_slots,
         ..majority_view(name, state)
     }
 }

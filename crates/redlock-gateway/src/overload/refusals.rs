@@ -13,9 +13,7 @@ use crate::overload::clients::network;
 /// The length of a window.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 /// Limit on the separate counts in a window. Each is for one address, one principal and one kind.
-/// When the limit is reached, further refusals are counted by kind alone. Principals that have proved
-/// who they are have this many for themselves: otherwise refusals from many addresses would hide what
-/// a stolen key is refused.
+/// When the limit is reached, further refusals are counted by kind alone.
 const MAX_KINDS: usize = 1024;
 /// How many refusals of a kind to one principal are logged in full in a window. People may search
 /// the log for the principal's name.
@@ -43,6 +41,8 @@ struct Refusal {
 #[derive(Debug, Default)]
 pub struct Refusals {
     of_strangers: Mutex<HashMap<Refusal, Count>>,
+    /// Of principals that have proved who they are, from any address. Refusals from many addresses
+    /// would otherwise hide what a stolen key is refused.
     of_principals: Mutex<HashMap<Refusal, Count>>,
 }
 
@@ -67,7 +67,8 @@ impl Refusals {
     pub fn is_first(&self, address: IpAddr, who: Option<Who>, what: &str) -> bool {
         let in_full = if who.is_some() { FULL_PER_PRINCIPAL } else { 1 };
         let is_proven = who.as_ref().is_some_and(|who| who.is_proven);
-        let refusal = Refusal { address: Some(network(address)), who, what: what.to_owned() };
+        let address = (!is_proven).then(|| network(address));
+        let refusal = Refusal { address, who, what: what.to_owned() };
         let counts = if is_proven { &self.of_principals } else { &self.of_strangers };
         let mut counts = counts.lock();
         let is_known = counts.contains_key(&refusal) || counts.len() < MAX_KINDS;
@@ -81,13 +82,14 @@ impl Refusals {
 
     /// Begins a new window, and returns the summaries of the one before.
     pub fn take(&self) -> Vec<Summary> {
-        let mut counts = std::mem::take(&mut *self.of_strangers.lock());
-        counts.extend(std::mem::take(&mut *self.of_principals.lock()));
+        let of_strangers = std::mem::take(&mut *self.of_strangers.lock());
+        let of_principals = std::mem::take(&mut *self.of_principals.lock());
         let summary = |(Refusal { address, who, what }, Count { summed: refused, .. })| {
             let who = who.map(|who| who.name);
             (refused > 0).then_some(Summary { address, who, what, refused })
         };
-        let mut summaries: Vec<_> = counts.into_iter().filter_map(summary).collect();
+        let mut summaries: Vec<_> =
+            of_strangers.into_iter().chain(of_principals).filter_map(summary).collect();
         summaries
             .sort_by(|a, b| (b.refused, a.address, &a.what).cmp(&(a.refused, b.address, &b.what)));
         summaries

@@ -165,7 +165,8 @@ pub fn start_logging(format: LogFormat) -> Log {
         let _ = OVERFLOWED.set(overflowed);
         std::panic::set_hook(Box::new(log_panic));
     }
-    Log([Some(guard_of_lines), Some(guard_of_audit)])
+    // The lines of the audit log are written first.
+    Log([Some(guard_of_audit), Some(guard_of_lines)])
 }
 
 /// Logs a panic. The default hook writes to standard error, which may block the thread.

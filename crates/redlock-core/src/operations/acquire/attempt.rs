@@ -22,7 +22,7 @@ use crate::node::{Hint, Holding, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend;
 use crate::operations::slots::{Choice, SlottedLock};
 use crate::round::votes::{
-    OwnGrant, can_hold, count, held_by, holds, is_split, is_unanimous, may_be_split, own_grant,
+    OwnGrant, can_hold, count, held_by, held_or_asked_for_by, is_split, may_be_split, own_grant,
     unheard,
 };
 use crate::round::{PreparedRound, Round, RoundOutcome};
@@ -308,23 +308,19 @@ impl Attempt {
                 }
                 Decision::No => {
                     let votes = shared.clear_votes(round).await;
-                    let held = held_by(shared.quorum, &votes);
                     let split = !can_hold(shared.quorum, &votes);
-                    let is_known = holds(shared.quorum, &votes) || is_unanimous(&votes);
-                    return Err(match is_known {
-                        true => self.refused(held, split),
-                        false => self.refused(HeldBy::nobody_known(held.lock_of_set), split),
-                    });
+                    let held = held_or_asked_for_by(shared.quorum, &votes);
+                    return Err(self.refused(held, split));
                 }
                 // No outstanding vote can give this proposal a majority. But the votes may show that
                 // a majority answered, and that contenders split it.
-                Decision::Neither => {
+                Decision::Neither if !(saw_stale && is_credible && !last) => {
                     let clear = |votes: &[Option<Vote>]| {
                         is_split(shared.quorum, votes) || !may_be_split(shared.quorum, votes)
                     };
                     round.votes_until(clear).await;
                 }
-                Decision::Open => {}
+                Decision::Neither | Decision::Open => {}
             }
             let mut outcome = round.outcome_of(decision);
             // `Yours` shows another grant of this owner. If no other request shares the owner, that
@@ -390,8 +386,11 @@ impl Attempt {
         let split = is_split(shared.quorum, votes);
         if count(votes, refuses) < shared.quorum.size() {
             return if split {
-                let lock_of_set = held_by(shared.quorum, votes).lock_of_set;
-                self.refused(HeldBy::nobody_known(lock_of_set), true)
+                let by = held_or_asked_for_by(shared.quorum, votes);
+                let is_own = by.owner == Some(self.params.owner);
+                let lock_of_set = by.lock_of_set;
+                let nobody = HeldBy { lock_of_set, ..HeldBy::default() };
+                self.refused(if is_own { nobody } else { by }, true)
             } else {
                 self.failed(LockError::NoQuorum(shared.reports(outcome)), false)
             };
@@ -463,9 +462,8 @@ impl Attempt {
         }
         let held = shared.tokens.age(grant.fencing());
         if let Some(max) = max_hold.filter(|max| held > *max) {
-            let too_long = LockError::HeldTooLong { held, max };
-            let error = self.shared.clock_contradiction().unwrap_or(too_long);
-            return Err(self.failed(error, false));
+            // A majority has answered with this grant, so it has accepted this machine's clock.
+            return Err(self.failed(LockError::HeldTooLong { held, max }, false));
         }
         let mut error = None;
         let mut lost = 0;

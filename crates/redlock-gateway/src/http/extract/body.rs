@@ -39,7 +39,6 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
         if http_body::Body::is_end_stream(&body) {
             return Ok(Self(T::default()));
         }
-        check_codings(&parts.headers)?;
         let bytes = match tokio::time::timeout(BODY_TIMEOUT, collected(&mut body, MAX)).await {
             Err(_) => {
                 let limit = show(BODY_TIMEOUT);
@@ -58,6 +57,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
             }
             Ok(Ok(Some(bytes))) => bytes,
         };
+        check_codings(&parts.headers)?;
         // Some generated clients cannot omit a body.
         if bytes.is_empty() || bytes == b"null" {
             return Ok(Self(T::default()));
@@ -88,8 +88,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
     }
 }
 
-/// Refuses a body that would have to be decoded, and an expectation that is not met. The gateway would
-/// otherwise act on something else than the client meant.
+/// Refuses a body that would have to be decoded, and an expectation that is not met.
 fn check_codings(headers: &HeaderMap) -> Result<(), ApiError> {
     let others = |name: &HeaderName, allowed: &str| {
         let values = headers.get_all(name).iter().map(HeaderValue::as_bytes);
