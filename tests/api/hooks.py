@@ -12,7 +12,10 @@ DAY_MS = 86_400_000
 # Longest query, in bytes. The gateway answers 431 without a body to every request whose head is
 # longer than 16 KiB. The OpenAPI document does not list this status.
 HEAD = 12 * 1024
-DECEPTIVE = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+DECEPTIVE = re.compile(
+    "[\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    "\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 
 def without_deceptive(value):
