@@ -214,8 +214,8 @@ async fn a_key_beyond_its_rate_sees_only_the_public_readyz() {
     );
 }
 
-/// Revokes a key after the heads of two requests, and then sends their bodies. Returns whether both
-/// came in time. Panics if one of the requests did anything.
+/// Sends the heads of two requests, revokes their key, and then sends the bodies. Returns whether both
+/// bodies came within the time limit of a body. Panics if a request with its body is not refused.
 async fn refuses_revoked(
     gateway: &Gateway,
     key: &Key,

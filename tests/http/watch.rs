@@ -79,8 +79,8 @@ async fn a_watcher_sees_each_change_of_a_lock_in_order() {
     assert_eq!(expired.data["state"], "free");
 }
 
-/// Acquires and releases locks through one gateway, and watches them at the other one. Returns how
-/// long the first grant and the first release took to appear.
+/// Acquires and releases locks through one gateway, and watches them at the other one. Returns the
+/// times until the events of the first grant and of the first release.
 async fn changes(here: &Gateway, there: &Gateway, prefix: &str) -> [Duration; 2] {
     let name = format!("{prefix}x");
     let mut of_lock = here.events(&lock_path(&name)).await;

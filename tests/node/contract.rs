@@ -806,9 +806,9 @@ async fn without_its_marker_a_node_only_releases(kind: Kind) {
             record(1, t).as_bytes(),
             Some(Duration::from_millis(LONG_MS)),
         );
-        // These operations are submitted together, because the worker of a real node connects again
-        // as soon as it notices the loss. On a busy machine its probe may be due now, and end the
-        // connection first.
+        // The operations are submitted together: the worker of a real node ends its connection as soon as
+        // it notices the loss. On a busy machine a probe of the worker may notice it first. Then the
+        // operations fail because the node is down, and the test begins again.
         let ops = [
             lock.acquire(1, t, LONG_MS),
             other.extend(1, t, LONG_MS),

@@ -22,7 +22,7 @@ type counted struct {
 	URL string
 	// joint counts PATCH /locks, and single PATCH /locks/{name}.
 	joint, single atomic.Int64
-	// hangs holds back each answer to PATCH /locks until the client gives up. givenUp counts these.
+	// While hangs is set, the proxy answers no PATCH /locks. givenUp counts those that the client gave up.
 	hangs   atomic.Bool
 	givenUp atomic.Int64
 	// first replaces the first result of the next answer to PATCH /locks.

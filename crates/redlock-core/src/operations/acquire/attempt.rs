@@ -462,7 +462,8 @@ impl Attempt {
         }
         let held = shared.tokens.age(grant.fencing());
         if let Some(max) = max_hold.filter(|max| held > *max) {
-            // A majority has answered with this grant, so it has accepted this machine's clock.
+            // `held` rests on this machine's wall clock. That clock is right: a master shows the grant
+            // only if the T of this proposal is near its own time, and a majority has shown it.
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
         }
         let mut error = None;
