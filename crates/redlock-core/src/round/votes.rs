@@ -53,7 +53,10 @@ impl LockState {
 ///
 /// Of a set, this is about the lock that most refusals name.
 pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
-    let Some((holder, _)) = agreeing(votes) else { return HeldBy::default() };
+    agreeing(votes).map_or_else(HeldBy::default, |(holder, _)| refusal_by(quorum, votes, holder))
+}
+
+fn refusal_by(quorum: Quorum, votes: &[Option<Vote>], holder: &Holding) -> HeldBy {
     let mut refusals: Vec<&Holding> =
         stored(votes).filter(|holding| holding.at == holder.at).collect();
     // A key without expiry sorts last.
@@ -68,11 +71,12 @@ pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
 /// that every node with an answer shows, is shown. One that may have a majority is not named. Otherwise
 /// nobody is shown.
 pub(crate) fn held_or_asked_for_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
-    let by = held_by(quorum, votes);
-    let shows = agreeing(votes).map_or(0, |(_, count)| count);
-    if shows >= quorum.size() || shows == shown(votes) && can_hold(quorum, votes) {
+    let Some((holder, shows)) = agreeing(votes) else { return HeldBy::default() };
+    let by = refusal_by(quorum, votes, holder);
+    let may_hold = shows + unheard(votes) >= quorum.size();
+    if shows >= quorum.size() || shows == shown(votes) && may_hold {
         by
-    } else if can_hold(quorum, votes) {
+    } else if may_hold {
         HeldBy { info: Default::default(), fencing: None, ..by }
     } else {
         HeldBy { lock_of_set: by.lock_of_set, ..HeldBy::default() }
