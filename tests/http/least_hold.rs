@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use http::Method;
 use serde_json::json;
 
-use crate::support::client::{Lease, lock_path};
+use crate::support::client::{Call, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{daily_or_long, eventually, masters};
 
@@ -91,6 +91,45 @@ async fn force_and_the_key_of_the_request_free_a_kept_lock_at_once() {
     let by_key = gateway.call(Method::DELETE, lock_path("other"));
     assert_eq!(by_key.header("idempotency-key", "a-job-of-one-monday").send().await.status, 204);
     gateway.acquire("other").await;
+}
+
+/// A majority of the masters shows that the holder has released the lock. So nobody else can hold it,
+/// whatever the silent master stores.
+#[tokio::test]
+async fn a_kept_lock_is_freed_by_key_or_force_while_a_master_is_down() {
+    let mut servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let key = |call: Call| call.header("idempotency-key", "a-job-of-one-monday");
+    let ask = async |name: &str| {
+        let hold = json!({ "ttl_ms": 60_000, "hold_at_least_ms": 60_000 });
+        let lease = key(gateway.call(Method::POST, lock_path(name)).json(&hold)).send().await;
+        let lease = Lease::from(&lease);
+        assert_eq!(gateway.patch(name, &lease.token, 60_000).await.status, 200);
+        assert_eq!(gateway.delete(name, &lease.token).await.status, 204);
+        lease
+    };
+    let (by_key, _) = (ask("by-key").await, ask("by-force").await);
+    let owner = ask("by-another").await;
+    servers[2].kill();
+
+    let another = gateway.call(Method::DELETE, lock_path("by-another"));
+    let another = another.header("idempotency-key", "a-job-of-another-monday").send().await;
+    another.problem(404, "lock_not_found");
+    gateway.post("by-another", json!({})).await.problem(409, "lock_held");
+    gateway.delete("by-another", &owner.token).await.problem(404, "lock_not_found");
+    // The key's own repeated request is refused like any other, because it has released the lock.
+    let again = key(gateway.call(Method::POST, lock_path("by-another"))).send().await;
+    again.problem(409, "lock_held");
+
+    let freed = key(gateway.call(Method::DELETE, lock_path("by-key"))).send().await;
+    assert_eq!(freed.status, 204, "{freed:?}");
+    assert!(gateway.acquire("by-key").await.fencing > by_key.fencing);
+    key(gateway.call(Method::DELETE, lock_path("by-key"))).send().await.problem(409, "not_holder");
+
+    let path = format!("{}?force=true", lock_path("by-force"));
+    let forced = gateway.call(Method::DELETE, path).send().await;
+    assert_eq!(forced.status, 204, "{forced:?}");
+    gateway.acquire("by-force").await;
 }
 
 #[tokio::test]

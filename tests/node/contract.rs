@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, kept_free_record,
-    node_settings, now, record, submit, token, ttl, votes,
+    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, hold_record,
+    kept_free_record, node_settings, now, record, submit, token, ttl, votes,
 };
 
 /// How much a life may be shorter than requested, on a slow machine. All lives that the tests
@@ -125,13 +125,17 @@ async fn a_release_that_keeps_the_lock_free_admits_nobody_and_no_repair(kind: Ki
         let repair = lock.repair(1, t, LONG_MS);
         assert_eq!(subject.ask(lock.release_keeping(1, t, LONG_MS)).await, Vote::Released);
         // Neither another owner nor the former one gets the lock, and a late repair is refused.
-        let kept = kept_free_record(t);
+        let kept = hold_record(1, t);
         for owner in [1, 2] {
             assert_held(&subject.ask(lock.acquire(owner, t + 1, LONG_MS)).await, &kept, LONG_MS);
         }
         assert_held(&subject.ask(lock.extend(1, t, LONG_MS)).await, &kept, LONG_MS);
         assert!(matches!(subject.ask(repair).await, Vote::Stale { .. }));
         assert_eq!(subject.fence(&lock).await, Some(t));
+        // A second release with the token ends nothing, and neither does an undo.
+        for op in [lock.release_keeping(1, t, LONG_MS), lock.release(1, t), lock.undo(1, t)] {
+            assert_held(&subject.ask(op).await, &kept, LONG_MS);
+        }
     }
     // It never lowers a watermark.
     let lock = Lock::new("higher");

@@ -59,9 +59,11 @@ async fn out_of_memory(native: bool) {
     let held = Lock::new("a");
     let refused_lock = Lock::new("b");
     let retaken = Lock::new("c");
+    let kept = Lock::new("d");
     let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_eq!(ask(node.as_ref(), retaken.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(ask(node.as_ref(), kept.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
 
     let ops = [refused_lock.acquire(1, t, LONG_MS), held.extend(1, t, 2 * LONG_MS), held.inspect()];
@@ -82,6 +84,8 @@ async fn out_of_memory(native: bool) {
     for lock in [&held, &refused_lock, &retaken] {
         assert_eq!(server.cmd(&[b"EXISTS", &lock.keys.lock[..]]), Resp::Integer(0));
     }
+    assert_eq!(ask(node.as_ref(), kept.release_keeping(1, t, LONG_MS)).await, Vote::Released);
+    assert_eq!(server.cmd(&[b"EXISTS", &kept.keys.lock[..]]), Resp::Integer(1));
 
     server.cmd(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(ask(node.as_ref(), refused_lock.acquire(1, t, LONG_MS)).await, Vote::Granted);

@@ -81,6 +81,12 @@ pub(crate) fn kept_free_record(t: u64) -> Record {
     Record::foreign(format!("{t}:{}:", "0".repeat(40)).into())
 }
 
+/// The record that a release with a time to hold leaves.
+pub(crate) fn hold_record(owner: u8, t: u64) -> Record {
+    let (placeholder, released) = (kept_free_record(t), record(owner, t));
+    Record::foreign([placeholder.as_bytes(), &released.as_bytes()[17..57]].concat().into())
+}
+
 /// One lock. Its functions make the operations on it.
 #[derive(Clone)]
 pub(crate) struct Lock {

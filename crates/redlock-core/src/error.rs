@@ -199,7 +199,8 @@ impl HeldBy {
         let lock_of_set = holding.at;
         match holding.record.parse() {
             Some((token, info)) => Self {
-                info: info.into(),
+                // A placeholder has no label. Behind it may be a released grant.
+                info: if holding.record.is_placeholder() { Box::default() } else { info.into() },
                 fencing: Some(token.fencing()),
                 expires_in,
                 lock_of_set,

@@ -379,7 +379,7 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
   return MISSING
 end
 
--- Replaces a grant by a record that keeps the lock free. The watermark loses the mark of an
+-- Replaces a grant by a placeholder, with the grant behind it. The watermark loses the mark of an
 -- extension, because a repair of the grant may be in flight and must be refused.
 local function keep_free(lock, watermark, grant, ttl, t_num)
   local current = call('GET', lock)
@@ -387,6 +387,10 @@ local function keep_free(lock, watermark, grant, ttl, t_num)
   if not current or sub(current, 1, 57) ~= grant then
     return release(lock, watermark, grant, t_num, false, false)
   end
+  -- PEXPIRE comes first, because it works without memory, and the other writes pass after it.
+  local set = call('PEXPIRE', lock, ttl)
+  if failed(set) then return error_of(set) end
+  call('PEXPIRE', watermark, ttl + grace, 'GT')
   -- A release of another owner may have left a larger T, or one that must live longer.
   local last = call('GET', watermark)
   if failed(last) then return error_of(last) end
@@ -397,9 +401,9 @@ local function keep_free(lock, watermark, grant, ttl, t_num)
     if failed(left) then return error_of(left) end
     if left > life then life = left end
   end
-  local set = call('SET', watermark, text, 'PX', life)
+  set = call('SET', watermark, text, 'PX', life)
   if failed(set) then return error_of(set) end
-  set = call('SET', lock, t .. PLACEHOLDER, 'PX', ttl)
+  set = call('SET', lock, t .. PLACEHOLDER .. sub(grant, 18), 'PX', ttl)
   if failed(set) then return error_of(set) end
   return RELEASED
 end

@@ -72,6 +72,20 @@ impl Record {
         Self::new(&token, &Info::default())
     }
 
+    /// The placeholder that a release with a time to hold leaves. Behind it is the released grant, so
+    /// that its owner, or an operator, can end the hold.
+    pub(crate) fn hold(released: &Self, t: FencingToken) -> Self {
+        let grant = &released.grant()[Self::OWNER_AT..];
+        Self(Bytes::from([&Self::placeholder(t).0[..], grant].concat()))
+    }
+
+    /// The grant whose release has left this record. `None` for any other record, and for a
+    /// placeholder of recovery, which may stand for a grant that somebody holds.
+    pub(crate) fn released_grant(&self) -> Option<LockToken> {
+        let (token, grant) = self.parse().filter(|_| self.is_placeholder())?;
+        LockToken::of_texts(&token.fencing().text(), grant)
+    }
+
     /// Whether the record keeps a lock free from everybody, see [`Owner::NOBODY`].
     pub(crate) fn is_placeholder(&self) -> bool {
         self.parse().is_some() && self.owner_text() == [b'0'; Owner::TEXT_LEN]
@@ -113,6 +127,10 @@ mod tests {
         let record = Record::new(&token, &Info::new("x:y").unwrap());
         assert_eq!(record.parse(), Some((token, &b"x:y"[..])));
         assert_eq!(record.grant().len(), Record::GRANT_LEN);
+        let hold = Record::hold(&record, FencingToken::MIN);
+        assert!(hold.is_placeholder() && !record.is_placeholder());
+        assert_eq!((hold.released_grant(), record.released_grant()), (Some(token), None));
+        assert_eq!(Record::placeholder(FencingToken::MIN).released_grant(), None);
         for foreign in ["", "1", "some-uuid-of-another-client", &"1".repeat(80)] {
             assert_eq!(Record::foreign(Bytes::copy_from_slice(foreign.as_bytes())).parse(), None);
         }

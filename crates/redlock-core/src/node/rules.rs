@@ -404,7 +404,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         })
     }
 
-    /// Replaces a grant by a record that keeps the lock free. The watermark loses the mark of an
+    /// Replaces a grant by a placeholder, with the grant behind it. The watermark loses the mark of an
     /// extension, because a repair of the grant may be in flight and must be refused. The watermark
     /// is set first: a marked lock with an unmarked watermark is safe.
     fn keep_free(&mut self, keys: &Keys, record: &Record, life: Ttl) -> Result<Vote, KeyError> {
@@ -414,6 +414,9 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             return self.release(keys, record, ReleaseScope::Holder);
         };
         let life = u64::from(life.millis());
+        // These need no memory. After a first write, a node lets the others pass.
+        self.space.expire(&keys.lock, life);
+        self.prolong_watermark(keys, life);
         // A release of another owner may have left a larger T, or one that must live longer.
         let stands = self.space.get(&keys.fence)?;
         let left = stands.as_ref().and_then(|_| self.space.time_to_live(&keys.fence));
@@ -421,8 +424,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let watermark = last.map_or(t, |last| last.max(t));
         let watermark_life = left.unwrap_or_default().saturating_sub(self.grace_millis()).max(life);
         self.set_watermark(keys, watermark_text(watermark), watermark_life)?;
-        let kept_free = Record::placeholder(t).as_bytes().clone();
-        self.space.set(&keys.lock, kept_free, Expiry::In(life))?;
+        let hold = Record::hold(record, t);
+        self.space.set(&keys.lock, hold.as_bytes().clone(), Expiry::In(life))?;
         Ok(Vote::Released)
     }
 

@@ -13,7 +13,8 @@ use crate::model::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner,
 use crate::node::{Holding, Op, Record, ReleaseScope, Vote};
 use crate::operations::acquire::{AcquireParams, Attempt, Waiters};
 use crate::round::votes::{
-    LockState, agreeing, count, found, held_by, may_be_held, not_held, same_owner, unheard, without,
+    LockState, agreeing, count, found, held_by, may_be_held, not_held, released_grant, same_owner,
+    unheard, without,
 };
 use crate::round::{Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
@@ -123,6 +124,10 @@ pub(crate) async fn force_release(
     let round = shared.inspect(keys, shared.untimed_limits());
     round.votes_until(|_| false).await;
     let outcome = round.outcome().await;
+    if let Some(grant) = released_grant(shared.quorum, &outcome.votes) {
+        on_found(&held_by(shared.quorum, &outcome.votes));
+        return released(shared, &end_hold(shared, waiters, slot, &grant).1).await;
+    }
     let keeps_free = |holding: &&Holding| holding.record.is_placeholder();
     let kept_free = found(&outcome.votes)
         .filter(keeps_free)
@@ -151,6 +156,18 @@ pub(crate) async fn force_release(
         }
         None => Err(LockError::NotHolder(by)),
     }
+}
+
+/// Sends the release of the placeholders that the release of this grant has left. Returns the token
+/// that they have. Does not wait for the answers.
+fn end_hold(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    slot: (&LockName, u16),
+    grant: &LockToken,
+) -> (LockToken, Arc<Round>) {
+    let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, grant.fencing());
+    (token, release_and_hand_off(shared, waiters, slot, &token, ReleaseScope::Holder))
 }
 
 /// Releases a lock that recovery keeps free on some nodes: first every stored grant, then the
@@ -213,6 +230,9 @@ const MOST_RELEASES: u32 = 3;
 /// An acquire of the same owner that begins later has a larger T. If it is granted before the
 /// release arrives, the nodes refuse the release. Then this function reads the nodes and releases
 /// again, with a new T.
+///
+/// If the owner has released the lock with a time to hold, this ends the hold. The T of that release is
+/// old, so a release with a new T follows.
 pub(crate) async fn release_owner(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -220,16 +240,29 @@ pub(crate) async fn release_owner(
     owner: &Owner,
 ) -> Result<FencingToken, LockError> {
     let mut sent = 0;
+    let mut ended = None;
     loop {
-        let (token, round) = begin_release_of_owner(shared, waiters, slot, owner).await?;
         sent += 1;
-        match released(shared, &round).await {
-            Err(LockError::NotHolder(by)) if by.owner == Some(*owner) => {
-                if sent == MOST_RELEASES {
-                    return Err(LockError::Unknown(shared.reports(&round.outcome().await)));
+        let begun = begin_release_of_owner(shared, waiters, slot, owner).await;
+        let result = match begun {
+            Ok((token, round)) => match released(shared, &round).await {
+                Err(LockError::NotHolder(by)) if by.owner == Some(*owner) => {
+                    if sent < MOST_RELEASES {
+                        continue;
+                    }
+                    Err(LockError::Unknown(shared.reports(&round.outcome().await)))
                 }
+                other => other.map(|()| token),
+            },
+            Err(error) => Err(error),
+        };
+        match result {
+            Ok(token) if token.owner() == &Owner::NOBODY => ended = Some(token.fencing()),
+            Ok(token) => return Ok(token.fencing()),
+            Err(error @ (LockError::Lost | LockError::NotHolder(_))) => {
+                return ended.ok_or(error);
             }
-            result => return result.map(|()| token.fencing()),
+            Err(error) => return Err(error),
         }
     }
 }
@@ -252,6 +285,9 @@ async fn begin_release_of_owner(
     let round = shared.inspect(keys, shared.untimed_limits());
     round.outcome().await;
     let votes = round.votes_until(|_| false).await;
+    if let Some(grant) = released_grant(shared.quorum, &votes).filter(|it| it.owner() == owner) {
+        return Ok(end_hold(shared, waiters, slot, &grant));
+    }
     let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);
     // The release leaves its T as a watermark on the nodes. A watermark above another holder's T

@@ -95,6 +95,15 @@ pub(crate) fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
     }
 }
 
+/// The grant that a majority shows as released, with a time to hold that is not over. Nobody else can
+/// have a majority then: each node of this one has kept the lock from everybody since it had the
+/// grant. Recovery leaves other records, which prove nothing about the nodes without an answer.
+pub(crate) fn released_grant(quorum: Quorum, votes: &[Option<Vote>]) -> Option<LockToken> {
+    let grants = || found(votes).filter_map(|holding| holding.record.released_grant());
+    let newest = grants().max_by_key(LockToken::fencing)?;
+    (grants().filter(|grant| *grant == newest).count() >= quorum.size()).then_some(newest)
+}
+
 /// Whether a majority shows one holder.
 pub(crate) fn holds(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     agreeing(votes).is_some_and(|(_, count)| count >= quorum.size())

@@ -215,6 +215,17 @@ mod tests {
         assert!(put.record.is_placeholder() && put.expires_in == Duration::from_millis(100));
     }
 
+    /// The record that comes back may stand for another grant too. So it does not show a release.
+    #[test]
+    fn a_hold_comes_back_without_the_released_grant() {
+        let grant = of(1, 5);
+        let hold = Record::hold(&grant, grant.fencing().unwrap());
+        assert!(hold.released_grant().is_some());
+        let put = back(3, vec![vec![stored(hold.clone(), 100)], vec![stored(hold, 100)]])
+            .expect("kept free");
+        assert!(put.record.is_placeholder() && put.record.released_grant().is_none());
+    }
+
     #[test]
     fn a_lock_read_twice_on_one_master_counts_once() {
         let twice = || vec![stored(of(1, 5), 100), stored(of(1, 5), 90)];
