@@ -24,14 +24,18 @@ impl LockState {
     pub(crate) fn of(quorum: Quorum, decision: Decision, votes: &[Option<Vote>]) -> Self {
         match (decision, agreeing(votes)) {
             (Decision::Yes, Some((majority, _))) => {
-                let mut lives: Vec<_> = found(votes)
-                    .filter(|holding| same_owner(holding, majority))
-                    .map(|holding| holding.expires_in)
-                    .collect();
+                let its_own = || found(votes).filter(|holding| same_owner(holding, majority));
+                let mut lives: Vec<_> = its_own().map(|holding| holding.expires_in).collect();
                 // The holder loses the majority when the quorum-th longest life ends.
                 lives.sort_by_key(|life| std::cmp::Reverse(life.unwrap_or(Duration::MAX)));
                 let expires_in = lives.get(quorum.size() - 1).copied().flatten();
-                Self::Held(HeldBy::from_holding(majority, expires_in))
+                // Beside the grant may be a copy of an earlier one of the same owner, or of a proposal
+                // that nobody was granted.
+                let copies = |holding: &&Holding| {
+                    its_own().filter(|other| other.record.is_grant_of(&holding.record)).count()
+                };
+                let grant = its_own().max_by_key(copies).unwrap_or(majority);
+                Self::Held(HeldBy::from_holding(grant, expires_in))
             }
             (Decision::No, _) => Self::Free,
             // All nodes answered and no owner has a majority: the lock is free.
@@ -282,7 +286,31 @@ pub(crate) fn answer(vote: Option<&Vote>) -> NodeAnswer {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
+    use crate::node::Record;
+
+    #[test]
+    fn the_grant_with_the_most_copies_is_shown() {
+        let quorum = Quorum::new(5).unwrap();
+        let of = |t: u64| {
+            let record = Record::foreign(Bytes::from(format!("{t}:{}:", "1".repeat(40))));
+            Some(Vote::Found(Holding { record, expires_in: None, at: 0 }))
+        };
+        let (old, granted, proposed) =
+            (1_763_725_165_000_000, 1_763_725_166_000_000, 1_763_725_167_000_000);
+        for stale in [old, proposed] {
+            for at in 0..5 {
+                let mut votes = vec![of(granted); 4];
+                votes.insert(at, of(stale));
+                let LockState::Held(by) = LockState::of(quorum, Decision::Yes, &votes) else {
+                    panic!("a majority has one owner");
+                };
+                assert_eq!(by.fencing.map(|t| t.get()), Some(granted), "{stale} on node {at}");
+            }
+        }
+    }
 
     #[test]
     fn a_life_is_the_quorum_th_longest_and_at_least_the_ttl() {
