@@ -98,6 +98,7 @@ mod http {
     mod slots;
     mod stalls;
     mod tls;
+    mod unread;
     mod waiting;
     mod waiting_gateways;
     mod waiting_order;

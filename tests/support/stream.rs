@@ -31,7 +31,7 @@ pub(crate) struct Event {
 /// An open stream. Dropping it closes the connection.
 pub(crate) struct Events {
     body: Incoming,
-    unread: String,
+    unread: Vec<u8>,
     connection: JoinHandle<()>,
 }
 
@@ -99,22 +99,23 @@ impl Events {
             return Err(Answer { status, headers: head.headers, body, at });
         }
         assert_eq!(head.status, 200);
-        Ok(Self { body, unread: String::new(), connection })
+        Ok(Self { body, unread: Vec::new(), connection })
     }
 
     /// The next event. `None` at the end of the stream.
     pub(crate) async fn try_next(&mut self) -> Option<Event> {
         loop {
-            while let Some((block, rest)) = self.unread.split_once("\n\n") {
-                let event = parsed(block);
-                self.unread = rest.to_owned();
+            while let Some(end) = self.unread.windows(2).position(|two| two == b"\n\n") {
+                let event = parsed(std::str::from_utf8(&self.unread[..end]).expect("UTF-8"));
+                self.unread.drain(..end + 2);
                 if event.is_some() {
                     return event;
                 }
             }
             let frame = timeout(PATIENCE, self.body.frame()).await.expect("an event in time")?;
             let data = frame.expect("an open stream").into_data().expect("data");
-            self.unread.push_str(std::str::from_utf8(&data).expect("UTF-8"));
+            // A frame may end within a character.
+            self.unread.extend_from_slice(&data);
         }
     }
 

@@ -153,12 +153,15 @@ fn print_capacity(config: &Config) {
         bytes => format!(", locks: {}", bytesize::ByteSize::b(bytes)),
     };
     let events = bytesize::ByteSize::b(config.capacity.events);
+    let unread = bytesize::ByteSize::b(config.capacity.unread);
     let tables = match config.capacity.header_tables {
         0 => String::new(),
         bytes => format!(", header tables: {}", bytesize::ByteSize::b(bytes)),
     };
     let budget = config.capacity.budget();
-    println!("memory: at most {sum} of {budget} ({costs}, event streams: {events}{tables}{locks})");
+    println!(
+        "memory: at most {sum} of {budget} ({costs}, event streams: {events}, unread answers: {unread}{tables}{locks})"
+    );
     if let Some(excess) = config.capacity.excess() {
         println!("  WARNING: {excess}");
     }

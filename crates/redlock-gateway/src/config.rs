@@ -156,8 +156,8 @@ pub struct Settings {
     /// half of --memory-budget.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MASTER_MEMORY", default_value = "1GiB", value_parser = value::memory)]
     pub master_memory: ByteSize,
-    /// Maximum number of open connections [default: 16000 for 1GiB, 8000 with HTTPS,
-    /// 12000 with --http2=false]
+    /// Maximum number of open connections [default: 16000 for 1GiB, 7500 with HTTPS,
+    /// 11000 with --http2=false]
     ///
     /// When all connections are taken, the gateway closes an idle one for each new one. It first
     /// closes a connection that has sent no request so far, then one that has shown no key, then

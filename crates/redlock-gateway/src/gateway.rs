@@ -42,6 +42,7 @@ use crate::config::Limits;
 use crate::overload::clients::{Client, Exceeded, Permit, Reservation};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooManyExtendMany};
 use crate::overload::memory_budget::MasterMemory;
+use crate::overload::unread::UnreadBytes;
 use crate::overload::wait_share::WaitShare;
 use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
 
@@ -63,6 +64,7 @@ pub struct Gateway {
     draining: AtomicBool,
     drained: Notify,
     watches: Arc<Watches>,
+    unread: Arc<UnreadBytes>,
     deferred: DeferredRequests<Refusal>,
     /// `None` if the operator allows no callbacks.
     callbacks: Option<Callbacks>,
@@ -175,6 +177,7 @@ impl Gateway {
             draining,
             drained,
             watches: Arc::default(),
+            unread: Arc::default(),
             deferred: DeferredRequests::default(),
             callbacks: None,
             bootstrap_refuted: Arc::default(),
@@ -192,10 +195,17 @@ impl Gateway {
         Self { wait_share, ..self }
     }
 
-    /// Limits the memory for events that slow streams have not taken yet, in bytes.
-    pub fn with_event_memory(self, bytes: u64) -> Self {
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        Self { watches: Arc::new(Watches::new(bytes)), ..self }
+    /// Limits the memory for events that slow streams have not taken yet, and for large answers that
+    /// clients have not read yet, in bytes.
+    pub fn with_memory(self, events: u64, unread: u64) -> Self {
+        let events = usize::try_from(events).unwrap_or(usize::MAX);
+        let watches = Arc::new(Watches::new(events));
+        Self { watches, unread: Arc::new(UnreadBytes::new(unread)), ..self }
+    }
+
+    /// The bytes of large answers that clients have not read yet.
+    pub fn unread(&self) -> &Arc<UnreadBytes> {
+        &self.unread
     }
 
     /// Lets clients be called back.

@@ -33,6 +33,7 @@ use axum::extract::{Path, Request};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
+use futures_util::FutureExt;
 use http::{HeaderValue, Method, StatusCode, Uri, header};
 use redlock_api::ProblemCode;
 use redlock_api::headers::REQUEST_ID;
@@ -53,6 +54,7 @@ use crate::config::Public;
 use crate::gateway::Gateway;
 use crate::overload::clients::{Client, FairQueue, network};
 use crate::overload::refusals::{Refusals, Summary};
+use crate::overload::unread::{self, UnreadBytes};
 use crate::proxies::ClientAddress;
 use crate::remedy::PublicUrl;
 use crate::telemetry::{Mentions, RequestSpan, Telemetry, TraceIds};
@@ -183,6 +185,7 @@ struct Observer {
     has_keys: bool,
     hosts: Hosts,
     fair_queue: Arc<FairQueue>,
+    unread: Arc<UnreadBytes>,
     public_url: PublicUrl,
     logs_lock_names: bool,
     /// Requests that failed for want of a quorum.
@@ -211,7 +214,9 @@ impl App {
         let routes = browser::open_to(&state.cors_origins, routes);
         let fair_queue = state.fair_queue.clone();
         let observer = Observer::new(labels, telemetry, audit, has_keys, hosts, fair_queue);
-        Self::observed(routes, Observer { public_url: state.public_url.clone(), ..observer })
+        let unread = state.gateway.unread().clone();
+        let public_url = state.public_url.clone();
+        Self::observed(routes, Observer { public_url, unread, ..observer })
     }
 
     /// Sets whether log lines at level warn and error name the lock.
@@ -289,6 +294,10 @@ impl App {
             },
             Err(error) => error.into_response(),
         };
+        let is_read = matches!(context.method, "GET" | "HEAD");
+        if let Some(client) = context.client.as_ref().filter(|_| is_read) {
+            response = observer.bound(response, client, context.route);
+        }
         let is_turn_due = observer.is_turn_due(&context);
         let mut error = take_error(&mut response);
         if let Some(error) = &mut error {
@@ -394,6 +403,7 @@ impl Observer {
             has_keys,
             hosts,
             fair_queue,
+            unread: Arc::default(),
             public_url: PublicUrl::default(),
             logs_lock_names: false,
             without_quorum: Mentions::every(MENTION_INTERVAL),
@@ -435,6 +445,26 @@ impl Observer {
             is_probe,
             lock,
             record,
+        }
+    }
+
+    /// Bounds the bytes of large answers, see [`UnreadBytes`]. A page does not count, because all
+    /// answers share one copy of it.
+    fn bound(&self, response: Response, client: &Client, route: &str) -> Response {
+        let size = http_body::Body::size_hint(response.body()).exact().unwrap_or_default();
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        if size <= unread::COVERED || PAGES.iter().any(|(_, label)| *label == route) {
+            return response;
+        }
+        let Some(permit) = self.unread.take(client, size) else {
+            return ApiError::too_much_unread().into_response();
+        };
+        let (parts, body) = response.into_parts();
+        // The handlers make such answers in one piece, so this waits for nothing.
+        match axum::body::to_bytes(body, size).now_or_never() {
+            Some(Ok(bytes)) => Response::from_parts(parts, render::bounded(bytes, permit).into()),
+            Some(Err(error)) => ApiError::internal(error).into_response(),
+            None => ApiError::internal("an answer of a known size is not complete").into_response(),
         }
     }
 

@@ -6,6 +6,7 @@
 //! | [`clients`] | each client's share of the common resources | what the resources are used for |
 //! | `in_flight` | requests in flight, and the permits that bound them | which locks they are about |
 //! | `memory_budget` | each client's limit when the masters' memory is short | nodes, locks |
+//! | `unread` | the bytes of large answers that clients have not read yet | what the answers say |
 //! | `wait_share` | how many waiters and places in line each client may have | the queue of a lock |
 //! | [`refusals`] | a summary of refused requests, in few log lines | why they were refused |
 //!
@@ -22,6 +23,7 @@
 //! | places in line | `WaitShare::take_place` | drop of the `LinePermit`, by the core |
 //! | listings | `Listings::begin` | drop of its permits |
 //! | event streams | `Watches::begin_stream` | drop of the `StreamPermit` |
+//! | bytes of large answers | `UnreadBytes::take` | drop of the bytes, by the connection |
 //! | locks watched by name | `Watches::watch` | drop of the `Watcher` |
 //! | deferred requests | `Gateway::defer` | the end of the request |
 //! | callbacks under way | `Callbacks::send` | end of that call |
@@ -36,6 +38,7 @@ pub mod clients;
 pub(crate) mod in_flight;
 pub(crate) mod memory_budget;
 pub mod refusals;
+pub(crate) mod unread;
 pub(crate) mod wait_share;
 
 pub use self::in_flight::{InFlight, RequestClass};

@@ -12,6 +12,7 @@ use redlock_core::node::eligibility::{ClusterConfig, quarantine};
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
 use redlock_core::node::{Node, NodeSettings, NodeStatus};
 use redlock_core::{Bootstrap, Env, Redlock, Settings, SettingsError};
+use socket2::SockRef;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
@@ -39,6 +40,9 @@ const PROGRESS: Duration = Duration::from_secs(10);
 /// Limit on connections that the system has accepted and the gateway has not accepted yet. The
 /// system setting net.core.somaxconn may lower this limit.
 const BACKLOG: i32 = 1024;
+/// How many bytes of an answer the system takes before it sends them. On a fast network it would
+/// otherwise take up to 4 MB for each client that does not read, beside `--memory-budget`.
+const UNSENT: u32 = 32 * 1024;
 /// Limits on connections to the operators' address (`--admin-listen`), which probes and scrapers
 /// use. One client may have all of these connections.
 const OPERATORS: ConnectionLimits = ConnectionLimits::of_all(64);
@@ -285,6 +289,8 @@ fn listen(listener: &TcpListener) -> io::Result<SocketAddr> {
     listener.set_nonblocking(true)?;
     // The socket listens already. This second call only sets the backlog.
     rustix::net::listen(listener, BACKLOG)?;
+    // Connections inherit this from the listener.
+    SockRef::from(listener).set_tcp_notsent_lowat(UNSENT)?;
     listener.local_addr()
 }
 
@@ -541,7 +547,7 @@ fn assemble(
         telemetry.clone(),
     );
     let gateway = gateway.with_bootstrap_refuted(bootstrap_refuted).with_callbacks(callbacks);
-    let gateway = gateway.with_event_memory(config.capacity.events);
+    let gateway = gateway.with_memory(config.capacity.events, config.capacity.unread);
     Ok(Arc::new(gateway.with_wait_share(WaitShare {
         waiters:
             config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),

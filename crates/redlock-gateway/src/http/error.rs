@@ -166,6 +166,16 @@ impl ApiError {
             .retry_after(SOON)
     }
 
+    /// Clients have not read the large answers before this one.
+    pub(super) fn too_much_unread() -> Self {
+        OVERLOADED
+            .because(
+                "the answers that this client and others have not read yet take all the memory that \
+                 --memory-budget leaves for them",
+            )
+            .retry_after(SOON)
+    }
+
     /// The caller is known and lacks the permission. `key`: the name of its key, if the gateway has
     /// keys.
     pub(super) fn forbidden(key: Option<&str>, verb: &str) -> Self {

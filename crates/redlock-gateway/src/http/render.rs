@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::error::ApiError;
 use super::wire::json_line;
 use crate::gateway::GrantGuard;
+use crate::overload::unread::COVERED;
 
 pub(super) fn header_value(text: String) -> Result<HeaderValue, ApiError> {
     HeaderValue::try_from(text).map_err(ApiError::internal)
@@ -23,7 +24,11 @@ pub(super) fn json_response(
     status: StatusCode,
     body: &impl Serialize,
 ) -> Result<Response, ApiError> {
-    let line = json_line(body).map_err(ApiError::internal)?;
+    let mut line = json_line(body).map_err(ApiError::internal)?;
+    // The client may read a large answer slowly.
+    if line.len() > COVERED {
+        line.shrink_to_fit();
+    }
     let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
     Ok((status, headers, Body::from(line)).into_response())
 }
@@ -35,16 +40,23 @@ pub(super) fn large_response(
     body: &impl Serialize,
     permits: impl Send + 'static,
 ) -> Result<Response, ApiError> {
-    struct Bounded<P>(Vec<u8>, #[allow(dead_code)] P);
-    impl<P> AsRef<[u8]> for Bounded<P> {
-        fn as_ref(&self) -> &[u8] {
-            &self.0
-        }
-    }
     let line = json_line(body).map_err(ApiError::internal)?;
     let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-    let bytes = Bytes::from_owner(Bounded(line, permits));
-    Ok((status, headers, Body::from(bytes)).into_response())
+    Ok((status, headers, Body::from(bounded(line, permits))).into_response())
+}
+
+/// Bytes that keep `permits` until the connection has sent them.
+pub(super) fn bounded(
+    bytes: impl AsRef<[u8]> + Send + 'static,
+    permits: impl Send + 'static,
+) -> Bytes {
+    struct Bounded<B, P>(B, #[allow(dead_code)] P);
+    impl<B: AsRef<[u8]>, P> AsRef<[u8]> for Bounded<B, P> {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_ref()
+        }
+    }
+    Bytes::from_owner(Bounded(bytes, permits))
 }
 
 /// The answer with a lease. No cache may store it.

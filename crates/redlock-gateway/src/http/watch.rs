@@ -20,9 +20,11 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use super::access::{Access, LockAccess, Standing};
 use super::error::ApiError;
+use super::render::bounded;
 use super::wire;
 use crate::auth::Verb;
 use crate::gateway::{Change, Next, Refusal, Watched, Watcher};
+use crate::overload::unread::{COVERED, UnreadPermit};
 
 /// Interval between heartbeats. Proxies often close a connection that is silent for 60 s.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -33,7 +35,8 @@ const MAX_STREAM: Duration = Duration::from_secs(3_600);
 const SNAPSHOT_PAUSE: Duration = Duration::from_secs(5);
 /// How long a snapshot may take. Meanwhile the stream has no heartbeats.
 const SNAPSHOT_LIMIT: Duration = Duration::from_secs(20);
-/// Pause before a snapshot is tried again while all listing slots are taken.
+/// Pause before a snapshot is tried again while all listing slots, or all memory for unread answers, are
+/// taken.
 const LISTING_PAUSE: Duration = Duration::from_millis(500);
 /// A piece of the body is sent once it has this many bytes.
 const PIECE_BYTES: usize = 16 * 1024;
@@ -75,6 +78,10 @@ struct EventStream {
     is_over: bool,
     /// What is to be sent next.
     piece: String,
+    /// For a large snapshot.
+    permit: Option<UnreadPermit>,
+    /// Bytes of a snapshot for which there was no memory; 0 if there was none.
+    missing: usize,
 }
 
 impl EventStream {
@@ -93,6 +100,8 @@ impl EventStream {
             is_over: false,
             // The client's pause before it reconnects.
             piece: "retry: 1000\n\n".into(),
+            permit: None,
+            missing: 0,
         };
         missed.into_iter().flatten().for_each(|change| stream.write_change(&change));
         stream
@@ -104,20 +113,27 @@ impl EventStream {
             self.wait().await;
         }
         let piece = std::mem::take(&mut self.piece);
-        (!piece.is_empty()).then(|| piece.into())
+        (!piece.is_empty()).then(|| match self.permit.take() {
+            Some(permit) => bounded(piece.into_bytes().into_boxed_slice(), permit),
+            None => piece.into(),
+        })
     }
 
     /// Waits until something is to be sent.
     async fn wait(&mut self) {
         let now = Instant::now();
         if self.snapshot_due.is_some_and(|due| due <= now) {
+            if !self.may_have_memory() {
+                self.snapshot_due = Some(now + LISTING_PAUSE);
+                return;
+            }
             self.snapshot_due = Some(now + SNAPSHOT_PAUSE);
             let caller = self.caller.clone();
             return tokio::select! {
                 biased;
                 () = caller.gateway().drained() => self.end(StreamEndReason::Draining),
                 () = tokio::time::sleep(SNAPSHOT_LIMIT) => {}
-                () = self.write_snapshot() => {}
+                () = self.write_snapshot() => self.take_memory(),
             };
         }
         let snapshot_due = self.snapshot_due.unwrap_or(self.ends);
@@ -232,6 +248,31 @@ impl EventStream {
                     Err(_) => {}
                 }
             }
+        }
+    }
+
+    /// Whether there may be memory for the snapshot. Otherwise the masters are not asked, and nothing is
+    /// rendered.
+    fn may_have_memory(&self) -> bool {
+        self.missing == 0 || self.take(self.missing).is_some()
+    }
+
+    fn take(&self, bytes: usize) -> Option<UnreadPermit> {
+        self.caller.gateway().unread().take(self.caller.client(), bytes)
+    }
+
+    /// Takes the memory for a large snapshot. Without it, the snapshot is tried again later.
+    fn take_memory(&mut self) {
+        let bytes = self.piece.len();
+        self.missing = 0;
+        if bytes <= COVERED {
+            return;
+        }
+        self.permit = self.take(bytes);
+        if self.permit.is_none() {
+            self.missing = bytes;
+            self.piece = String::new();
+            self.snapshot_due = Some(Instant::now() + LISTING_PAUSE);
         }
     }
 

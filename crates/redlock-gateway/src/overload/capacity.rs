@@ -39,14 +39,16 @@ pub const SMALLEST: ByteSize = ByteSize::b(64 * MIB);
 /// smaller in proportion.
 const REFERENCE: u64 = GIB;
 const CONNECTIONS: u64 = 16_000;
-const TLS_CONNECTIONS: u64 = 12_000;
-const HTTP2_CONNECTIONS: u64 = 8_000;
+const TLS_CONNECTIONS: u64 = 11_000;
+const HTTP2_CONNECTIONS: u64 = 7_500;
 const IN_FLIGHT: u64 = 4096;
 /// Waiters as a fraction of all connections. Each waiter keeps a connection, and other requests
 /// need connections too.
 const WAITERS_PER_CONNECTIONS: (u64, u64) = (5, 8);
 /// The part of the memory budget for events that slow streams have not taken yet: 1 in this many.
 const EVENTS_PART: u64 = 32;
+/// The same for large answers that clients have not read yet.
+const UNREAD_PART: u64 = 16;
 /// The same for entries of HTTP/2 header tables, beyond those of each connection.
 const HEADER_TABLES_PART: u64 = 64;
 
@@ -120,6 +122,8 @@ pub struct Capacity {
     pub locks: u64,
     /// Bytes for events that slow streams have not taken yet.
     pub events: u64,
+    /// Bytes for large answers that clients have not read yet.
+    pub unread: u64,
     /// Bytes for entries of HTTP/2 header tables, beyond those of each connection; 0 without HTTP/2.
     pub header_tables: u64,
     given: Given,
@@ -144,6 +148,7 @@ impl Capacity {
             in_flight: given.in_flight.unwrap_or_else(|| scaled(IN_FLIGHT)),
             locks,
             events: spendable / EVENTS_PART,
+            unread: spendable / UNREAD_PART,
             header_tables: match given.transport {
                 Transport::Http2 => spendable / HEADER_TABLES_PART,
                 Transport::Plain | Transport::Tls => 0,
@@ -194,7 +199,7 @@ impl Capacity {
             ("--max-in-flight", self.in_flight, cost(self.in_flight, REQUEST_BYTES)),
             ("--max-waiters", self.waiters, cost(self.waiters, WAITER_BYTES)),
         ];
-        let fixed = BASE_BYTES + self.locks + self.events + self.header_tables;
+        let fixed = BASE_BYTES + self.locks + self.events + self.unread + self.header_tables;
         let sum = costs.iter().fold(fixed, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
         (costs, ByteSize::b(sum))
     }
@@ -317,8 +322,8 @@ mod tests {
         }
         for (transport, expected) in [
             (Transport::Plain, (16_000, 10_000, 4096)),
-            (Transport::Tls, (12_000, 7_500, 4096)),
-            (Transport::Http2, (8_000, 5_000, 4096)),
+            (Transport::Tls, (11_000, 6_875, 4096)),
+            (Transport::Http2, (7_500, 4_687, 4096)),
         ] {
             let Capacity { connections, waiters, in_flight, .. } =
                 Capacity::new(Given { transport, ..given(GIB) });

@@ -55,6 +55,8 @@ pub struct Client {
     pub listing: Counter,
     /// Open event streams.
     pub watching: Counter,
+    /// Bytes of large answers that the client has not read yet.
+    pub unread: Counter,
     /// Requests that were answered before they were granted, until they end.
     pub deferred: Counter,
     /// Callbacks under way.
@@ -124,6 +126,7 @@ impl Client {
             &self.places,
             &self.listing,
             &self.watching,
+            &self.unread,
             &self.deferred,
             &self.extend_many,
         ];
@@ -209,9 +212,14 @@ pub struct Counter(Arc<AtomicUsize>);
 impl Counter {
     /// Takes a permit; `None` when `limit` are held.
     pub fn take(&self, limit: usize) -> Option<Permit> {
-        let one_more = |held: usize| (held < limit).then_some(held + 1);
-        self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).ok()?;
-        Some(Permit(self.clone()))
+        self.take_many(1, limit)
+    }
+
+    /// Takes a permit that counts as `many`; `None` if more than `limit` would be held.
+    pub fn take_many(&self, many: usize, limit: usize) -> Option<Permit> {
+        let more = |held: usize| held.checked_add(many).filter(|held| *held <= limit);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).ok()?;
+        Some(Permit(self.clone(), many))
     }
 
     pub fn count(&self) -> usize {
@@ -222,11 +230,11 @@ impl Counter {
 /// A permit of a [`Counter`]; returned when dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct Permit(Counter);
+pub struct Permit(Counter, usize);
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::AcqRel);
+        self.0.0.fetch_sub(self.1, Ordering::AcqRel);
     }
 }
 

@@ -43,6 +43,8 @@ const MAX_FIELDS: usize = 100;
 /// left as they are.
 const USUAL_FIELDS: usize = 32;
 const USUAL_BYTES: usize = 2 * 1024;
+/// Limit on the pieces of an answer over HTTP/1.1, in bytes.
+const COPIED: usize = 16 * 1024;
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 /// Answers the requests of all connections.
@@ -231,6 +233,9 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
 
 /// The body of an answer.
 ///
+/// Over HTTP/1.1, the library copies a piece into the connection's buffer, and drops it. So a piece has
+/// at most [`COPIED`] bytes. The rest keeps its permits until the client has read what came before.
+///
 /// Over HTTP/2, the library accepts a piece as soon as the client's window has room for its first
 /// byte, and buffers the rest. Therefore a piece has at most [`PIECE`] bytes, and the last byte is a
 /// piece of its own. The library accepts that byte only when the window has admitted everything
@@ -262,7 +267,16 @@ impl http_body::Body for Answer {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let Self { body, rest, permits } = &mut *self;
         let Some(stream) = &mut permits.stream else {
-            return Pin::new(body).poll_frame(context);
+            if rest.is_empty() {
+                let frame = ready!(Pin::new(body).poll_frame(context));
+                let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+                match data.filter(|data| data.len() > COPIED) {
+                    Some(data) => *rest = data.clone(),
+                    None => return Poll::Ready(frame),
+                }
+            }
+            let piece = rest.split_to(rest.len().min(COPIED));
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
         };
         stream.progress.asked();
         if rest.is_empty() {
