@@ -21,6 +21,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 
 pub use self::file::{AuditError, AuditFile, TARGET};
+use crate::overload::clients::Client;
 use crate::overload::refusals::{Summary, Who};
 use crate::proxies::ClientAddress;
 
@@ -43,8 +44,8 @@ pub struct AuditEntry {
     pub forces: bool,
     /// Whether the nodes have been asked to take the lock away.
     pub is_sent: bool,
-    /// Whether the request has passed the fair queue of its principal.
-    pub had_turn: bool,
+    /// The client of the request's key. The request has passed the fair queue of this client.
+    pub client: Option<Arc<Client>>,
     /// Who ends the record. `None`: the record ends with the head of the answer.
     pub taker: Option<oneshot::Sender<AuditGuard>>,
     /// The parts of a request that changes many locks. If there are parts, they have lines, and the
@@ -343,8 +344,8 @@ impl AuditGuard {
         }
     }
 
-    pub fn had_turn(&self) -> bool {
-        self.context.entry().had_turn
+    pub fn client(&self) -> Option<Arc<Client>> {
+        self.context.entry().client.clone()
     }
 
     /// Ends the request without a line of its own: a line that sums up several refusals counts it.

@@ -54,7 +54,7 @@ use crate::config::Public;
 use crate::gateway::Gateway;
 use crate::overload::clients::{Client, FairQueue, network};
 use crate::overload::refusals::{Refusals, Summary};
-use crate::overload::unread::{self, UnreadBytes};
+use crate::overload::unread::{self, UnreadBytes, UnreadPermit};
 use crate::proxies::ClientAddress;
 use crate::remedy::PublicUrl;
 use crate::telemetry::{Mentions, RequestSpan, Telemetry, TraceIds};
@@ -294,9 +294,10 @@ impl App {
             },
             Err(error) => error.into_response(),
         };
-        let is_read = matches!(context.method, "GET" | "HEAD");
-        if let Some(client) = context.client.as_ref().filter(|_| is_read) {
-            response = observer.bound(response, client, context.route);
+        let of_key = context.record.as_ref().and_then(AuditGuard::client);
+        let client = of_key.or_else(|| context.client.clone());
+        if let Some(client) = client.as_deref().filter(|_| context.may_be_refused_late()) {
+            response = observer.bound(response, client);
         }
         let is_turn_due = observer.is_turn_due(&context);
         let mut error = take_error(&mut response);
@@ -304,7 +305,9 @@ impl App {
             error.name_client(|| context.client_name(observer.has_keys));
         }
         observer.account(&mut context, response.status(), error.as_ref());
-        finish(&mut response, error, &observer.public_url, context.id);
+        finish(&mut response, error, &observer.public_url, context.id, |size| {
+            observer.unread.take(client.as_deref()?, size)
+        });
         if is_head {
             leave_out_body(&mut response);
         }
@@ -339,6 +342,13 @@ struct RequestContext<'a> {
 }
 
 impl RequestContext<'_> {
+    /// Whether a refusal may replace the answer: the request has changed nothing, and is no probe. A page
+    /// is not refused either, because all answers share one copy of it.
+    fn may_be_refused_late(&self) -> bool {
+        let is_page = || PAGES.iter().any(|(_, label)| *label == self.route);
+        matches!(self.method, "GET" | "HEAD") && !self.is_probe && !is_page()
+    }
+
     /// What the client's shares are counted by: its API key, or its address.
     fn client_name(&self, has_keys: bool) -> Option<String> {
         let key = self.record.as_ref().filter(|_| has_keys).and_then(AuditGuard::who);
@@ -369,10 +379,17 @@ fn take_error(response: &mut Response) -> Option<ErrorReport> {
     if is_bare { Some(no_such_path().report()) } else { error }
 }
 
-/// Finish: writes the body of an error and the request id.
-fn finish(response: &mut Response, error: Option<ErrorReport>, url: &PublicUrl, id: HeaderValue) {
+/// Finish: writes the body of an error and the request id. Without memory for a large body, the body
+/// leaves out the holders of slots.
+fn finish(
+    response: &mut Response,
+    error: Option<ErrorReport>,
+    url: &PublicUrl,
+    id: HeaderValue,
+    memory: impl Fn(usize) -> Option<UnreadPermit>,
+) {
     if let Some(error) = error {
-        error.render(&id, url, response);
+        error.render(&id, url, response, memory);
     }
     response.headers_mut().insert(REQUEST_ID.clone(), id);
 }
@@ -448,21 +465,16 @@ impl Observer {
         }
     }
 
-    /// Bounds the bytes of large answers, see [`UnreadBytes`]. A page does not count, because all
-    /// answers share one copy of it.
-    fn bound(&self, response: Response, client: &Client, route: &str) -> Response {
-        let size = http_body::Body::size_hint(response.body()).exact().unwrap_or_default();
-        let size = usize::try_from(size).unwrap_or(usize::MAX);
-        if size <= unread::COVERED || PAGES.iter().any(|(_, label)| *label == route) {
-            return response;
-        }
+    /// Bounds the bytes of large answers, see [`UnreadBytes`].
+    fn bound(&self, response: Response, client: &Client) -> Response {
+        let Some(size) = unread::large(response.body()) else { return response };
         let Some(permit) = self.unread.take(client, size) else {
-            return ApiError::too_much_unread().into_response();
+            return ApiError::too_much_unread(size).into_response();
         };
         let (parts, body) = response.into_parts();
         // The handlers make such answers in one piece, so this waits for nothing.
         match axum::body::to_bytes(body, size).now_or_never() {
-            Some(Ok(bytes)) => Response::from_parts(parts, render::bounded(bytes, permit).into()),
+            Some(Ok(bytes)) => Response::from_parts(parts, unread::bounded(bytes, permit).into()),
             Some(Err(error)) => ApiError::internal(error).into_response(),
             None => ApiError::internal("an answer of a known size is not complete").into_response(),
         }
@@ -479,7 +491,7 @@ impl Observer {
     /// On a gateway with keys, a caller with a valid key has taken its turn on the way in, in the
     /// queue of its principal. All others take it now, in the queue of their address.
     fn is_turn_due(&self, context: &RequestContext<'_>) -> bool {
-        self.has_keys && !context.record.as_ref().is_some_and(AuditGuard::had_turn)
+        self.has_keys && context.record.as_ref().and_then(AuditGuard::client).is_none()
     }
 
     /// Admission: refuses a request whose connection has no regular slot, or that is for another

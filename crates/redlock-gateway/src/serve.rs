@@ -40,8 +40,8 @@ const PROGRESS: Duration = Duration::from_secs(10);
 /// Limit on connections that the system has accepted and the gateway has not accepted yet. The
 /// system setting net.core.somaxconn may lower this limit.
 const BACKLOG: i32 = 1024;
-/// How many bytes of an answer the system takes before it sends them. On a fast network it would
-/// otherwise take up to 4 MB for each client that does not read, beside `--memory-budget`.
+/// How many bytes of an answer the system takes before it sends them. By default, Linux takes up to
+/// 4 MB for each client that does not read, beside `--memory-budget`.
 const UNSENT: u32 = 32 * 1024;
 /// Limits on connections to the operators' address (`--admin-listen`), which probes and scrapers
 /// use. One client may have all of these connections.
@@ -289,8 +289,10 @@ fn listen(listener: &TcpListener) -> io::Result<SocketAddr> {
     listener.set_nonblocking(true)?;
     // The socket listens already. This second call only sets the backlog.
     rustix::net::listen(listener, BACKLOG)?;
-    // Connections inherit this from the listener.
-    SockRef::from(listener).set_tcp_notsent_lowat(UNSENT)?;
+    // Connections inherit this limit from the listener. It only saves memory, so a system that lacks the
+    // option is no error.
+    #[cfg(target_os = "linux")]
+    let _ = SockRef::from(listener).set_tcp_notsent_lowat(UNSENT);
     listener.local_addr()
 }
 

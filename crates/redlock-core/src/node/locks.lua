@@ -387,10 +387,6 @@ local function keep_free(lock, watermark, grant, ttl, t_num)
   if not current or sub(current, 1, 57) ~= grant then
     return release(lock, watermark, grant, t_num, false, false)
   end
-  -- PEXPIRE comes first, because it works without memory, and the other writes pass after it.
-  local set = call('PEXPIRE', lock, ttl)
-  if failed(set) then return error_of(set) end
-  call('PEXPIRE', watermark, ttl + grace, 'GT')
   -- A release of another owner may have left a larger T, or one that must live longer.
   local last = call('GET', watermark)
   if failed(last) then return error_of(last) end
@@ -401,6 +397,10 @@ local function keep_free(lock, watermark, grant, ttl, t_num)
     if failed(left) then return error_of(left) end
     if left > life then life = left end
   end
+  -- PEXPIRE comes first, because it works without memory, and the other writes pass after it.
+  local set = call('PEXPIRE', lock, ttl)
+  if failed(set) then return error_of(set) end
+  call('PEXPIRE', watermark, life, 'GT')
   set = call('SET', watermark, text, 'PX', life)
   if failed(set) then return error_of(set) end
   set = call('SET', lock, t .. PLACEHOLDER .. sub(grant, 18), 'PX', ttl)

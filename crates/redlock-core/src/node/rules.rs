@@ -406,7 +406,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
 
     /// Replaces a grant by a placeholder, with the grant behind it. The watermark loses the mark of an
     /// extension, because a repair of the grant may be in flight and must be refused. The watermark
-    /// is set first: a marked lock with an unmarked watermark is safe.
+    /// is written before the lock: a marked lock with an unmarked watermark is safe.
     fn keep_free(&mut self, keys: &Keys, record: &Record, life: Ttl) -> Result<Vote, KeyError> {
         let stands =
             self.space.get(&keys.lock)?.is_some_and(|value| value.starts_with(record.grant()));
@@ -414,15 +414,15 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             return self.release(keys, record, ReleaseScope::Holder);
         };
         let life = u64::from(life.millis());
-        // These need no memory. After a first write, a node lets the others pass.
-        self.space.expire(&keys.lock, life);
-        self.prolong_watermark(keys, life);
         // A release of another owner may have left a larger T, or one that must live longer.
         let stands = self.space.get(&keys.fence)?;
         let left = stands.as_ref().and_then(|_| self.space.time_to_live(&keys.fence));
         let last = stands.and_then(|text| watermark_token(&text));
         let watermark = last.map_or(t, |last| last.max(t));
         let watermark_life = left.unwrap_or_default().saturating_sub(self.grace_millis()).max(life);
+        // An expiry needs no memory. A master lets the other writes of the operation pass after it.
+        self.space.expire(&keys.lock, life);
+        self.prolong_watermark(keys, watermark_life);
         self.set_watermark(keys, watermark_text(watermark), watermark_life)?;
         let hold = Record::hold(record, t);
         self.space.set(&keys.lock, hold.as_bytes().clone(), Expiry::In(life))?;

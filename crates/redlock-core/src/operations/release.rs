@@ -158,14 +158,19 @@ pub(crate) async fn force_release(
     }
 }
 
-/// Sends the release of the placeholders that the release of this grant has left. Returns the token
-/// that they have. Does not wait for the answers.
+/// Sends the release of a grant, for the nodes that its release has not reached, and the release of the
+/// placeholders on the others. Returns the token that the placeholders have. Does not wait for the
+/// answers.
 fn end_hold(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     slot: (&LockName, u16),
     grant: &LockToken,
 ) -> (LockToken, Arc<Round>) {
+    let keys = shared.keys_of_slot(slot);
+    let record = Record::new(grant, &Info::default());
+    let op = Op::Release { keys, record, scope: ReleaseScope::Holder, tell: None };
+    shared.release_on(Arc::new(op), ALL_NODES);
     let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, grant.fencing());
     (token, release_and_hand_off(shared, waiters, slot, &token, ReleaseScope::Holder))
 }
@@ -257,7 +262,9 @@ pub(crate) async fn release_owner(
             Err(error) => Err(error),
         };
         match result {
-            Ok(token) if token.owner() == &Owner::NOBODY => ended = Some(token.fencing()),
+            Ok(token) if token.owner() == &Owner::NOBODY && sent < MOST_RELEASES => {
+                ended = Some(token.fencing());
+            }
             Ok(token) => return Ok(token.fencing()),
             Err(error @ (LockError::Lost | LockError::NotHolder(_))) => {
                 return ended.ok_or(error);
@@ -288,6 +295,10 @@ async fn begin_release_of_owner(
     if let Some(grant) = released_grant(shared.quorum, &votes).filter(|it| it.owner() == owner) {
         return Ok(end_hold(shared, waiters, slot, &grant));
     }
+    let has_hold = |votes: &[Option<Vote>]| {
+        let mut grants = found(votes).filter_map(|holding| holding.record.released_grant());
+        grants.any(|grant| grant.owner() == owner)
+    };
     let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);
     // The release leaves its T as a watermark on the nodes. A watermark above another holder's T
@@ -300,7 +311,10 @@ async fn begin_release_of_owner(
         (Some(granted), None) => granted,
         (Some(granted), Some(newer)) if granted.fencing() >= newer => granted,
         (_, Some(newer)) => LockToken::new(*owner, shared.env.entropy.nonce(), newer),
-        (None, None) if minted.is_none() || unheard(&votes) >= shared.quorum.size() => {
+        // A node that recovered shows nothing of a hold, so too few nodes show that this one is over.
+        (None, None)
+            if minted.is_none() || unheard(&votes) >= shared.quorum.size() || has_hold(&votes) =>
+        {
             return Err(LockError::Unknown(
                 shared.reports(&RoundOutcome { decision: Decision::Neither, votes }),
             ));

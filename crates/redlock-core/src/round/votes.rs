@@ -99,13 +99,17 @@ pub(crate) fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
     }
 }
 
-/// The grant that a majority shows as released, with a time to hold that is not over. Nobody else can
-/// have a majority then: each node of this one has kept the lock from everybody since it had the
-/// grant. Recovery leaves other records, which prove nothing about the nodes without an answer.
+/// The released grant that a majority keeps free until the end of its hold. On some of these nodes the
+/// grant itself may stand, because its release has not arrived. Each of them stored the grant, and has
+/// refused all others since. So nobody else can have a majority. A placeholder of recovery does not
+/// count: its node may have granted the lock to somebody else before it lost its data.
 pub(crate) fn released_grant(quorum: Quorum, votes: &[Option<Vote>]) -> Option<LockToken> {
-    let grants = || found(votes).filter_map(|holding| holding.record.released_grant());
-    let newest = grants().max_by_key(LockToken::fencing)?;
-    (grants().filter(|grant| *grant == newest).count() >= quorum.size()).then_some(newest)
+    let released = |holding: &Holding| holding.record.released_grant();
+    let newest = found(votes).filter_map(released).max_by_key(LockToken::fencing)?;
+    let is_of = |holding: &&Holding| {
+        released(holding).or_else(|| Some(holding.record.parse()?.0)) == Some(newest)
+    };
+    (found(votes).filter(is_of).count() >= quorum.size()).then_some(newest)
 }
 
 /// Whether a majority shows one holder.
@@ -290,6 +294,28 @@ mod tests {
 
     use super::*;
     use crate::node::Record;
+
+    #[test]
+    fn a_hold_and_its_grant_together_show_a_release_and_a_placeholder_does_not() {
+        let quorum = Quorum::new(3).unwrap();
+        let record = |text: String| Record::foreign(Bytes::from(text));
+        let of = |record: &Record| {
+            Some(Vote::Found(Holding { record: record.clone(), expires_in: None, at: 0 }))
+        };
+        let t = 1_763_725_165_000_000_u64;
+        let grant = record(format!("{t}:{}:", "1".repeat(40)));
+        let other = record(format!("{}:{}:", t + 1, "1".repeat(40)));
+        let hold = Record::hold(&grant, grant.fencing().unwrap());
+        let placeholder = Record::placeholder(grant.fencing().unwrap());
+        let shows = |votes: &[Option<Vote>]| released_grant(quorum, votes).is_some();
+        assert!(shows(&[of(&hold), of(&hold), None]));
+        assert!(shows(&[of(&hold), of(&grant), None]));
+        for second in [&placeholder, &other] {
+            assert!(!shows(&[of(&hold), of(second), None]), "{second:?}");
+        }
+        assert!(!shows(&[of(&grant), of(&grant), of(&grant)]), "nobody has released it");
+        assert!(!shows(&[of(&hold), Some(Vote::Missing), None]));
+    }
 
     #[test]
     fn the_grant_with_the_most_copies_is_shown() {

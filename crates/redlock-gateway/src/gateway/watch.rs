@@ -469,7 +469,7 @@ impl Watcher {
     }
 
     /// Discards buffered changes. The next snapshot includes them.
-    pub(super) fn skip_to_now(&mut self) {
+    pub fn skip_to_now(&mut self) {
         self.received = None;
         self.changes = self.changes.resubscribe();
     }

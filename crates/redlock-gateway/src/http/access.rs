@@ -231,7 +231,7 @@ impl Access {
             if let Some(client) = access.caller.client() {
                 access.client.clone_from(client);
                 route.app.fair_queue.take(&client.queue, false).await;
-                access.note(|entry| entry.had_turn = true);
+                access.note(|entry| entry.client = Some(client.clone()));
             }
         }
         let who = Who { name: access.caller.name().to_owned(), is_proven: true };

@@ -26,6 +26,7 @@ use crate::gateway::{Refusal, TooManyListings, TooManyStreams};
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
 use crate::overload::in_flight::TooManyExtendMany;
+use crate::overload::unread::{COVERED, UnreadPermit, bounded};
 use crate::remedy::PublicUrl;
 
 /// What a client can do about a TTL above the limit.
@@ -167,13 +168,13 @@ impl ApiError {
     }
 
     /// Clients have not read the large answers before this one.
-    pub(super) fn too_much_unread() -> Self {
-        OVERLOADED
-            .because(
-                "the answers that this client and others have not read yet take all the memory that \
-                 --memory-budget leaves for them",
-            )
-            .retry_after(SOON)
+    pub(super) fn too_much_unread(bytes: usize) -> Self {
+        let detail = format!(
+            "the answer has {bytes} bytes, which is more than --memory-budget leaves beside the answers \
+             that this client and others have not read yet: read or close those, or ask for less \
+             (`limit`, `slots`)"
+        );
+        OVERLOADED.because(detail).retry_after(SOON)
     }
 
     /// The caller is known and lacks the permission. `key`: the name of its key, if the gateway has
@@ -291,7 +292,7 @@ impl ApiError {
     /// return together.
     fn held_by(self, by: &HeldBy) -> Self {
         if let (true, Some(left)) = (by.is_kept_free(), by.expires_in) {
-            // Nobody can release the lock earlier, so the pause is exact.
+            // Only the key of the former holder, or force, can end this earlier.
             return self.retry_after(left).with_holder(by);
         }
         let expiry = by.expires_in.unwrap_or(SOON).max(Duration::from_millis(50));
@@ -588,11 +589,27 @@ impl ErrorReport {
 
     /// Writes the body of an error into the answer. This comes last, because the body has the
     /// request id.
-    pub(super) fn render(self, id: &HeaderValue, url: &PublicUrl, response: &mut Response) {
+    pub(super) fn render(
+        self,
+        id: &HeaderValue,
+        url: &PublicUrl,
+        response: &mut Response,
+        memory: impl Fn(usize) -> Option<UnreadPermit>,
+    ) {
         let request_id = id.to_str().ok().map(str::to_owned);
         let runbook = self.problem.runbook.map(|section| url.link(&section).into());
-        let problem = Problem { request_id, runbook, ..self.problem };
-        *response.body_mut() = Body::from(json_line(&problem).unwrap_or_default());
+        let mut problem = Problem { request_id, runbook, ..self.problem };
+        let line = json_line(&problem).unwrap_or_default();
+        *response.body_mut() = match line.len() {
+            size if size <= COVERED => Body::from(line),
+            size => match memory(size) {
+                Some(permit) => Body::from(bounded(line, permit)),
+                None => {
+                    problem.holders = None;
+                    Body::from(json_line(&problem).unwrap_or_default())
+                }
+            },
+        };
         let headers = response.headers_mut();
         headers.remove(header::CONTENT_LENGTH);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_MEDIA_TYPE));

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::error::ApiError;
 use super::wire::json_line;
 use crate::gateway::GrantGuard;
-use crate::overload::unread::COVERED;
+use crate::overload::unread::{COVERED, bounded};
 
 pub(super) fn header_value(text: String) -> Result<HeaderValue, ApiError> {
     HeaderValue::try_from(text).map_err(ApiError::internal)
@@ -43,20 +43,6 @@ pub(super) fn large_response(
     let line = json_line(body).map_err(ApiError::internal)?;
     let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
     Ok((status, headers, Body::from(bounded(line, permits))).into_response())
-}
-
-/// Bytes that keep `permits` until the connection has sent them.
-pub(super) fn bounded(
-    bytes: impl AsRef<[u8]> + Send + 'static,
-    permits: impl Send + 'static,
-) -> Bytes {
-    struct Bounded<B, P>(B, #[allow(dead_code)] P);
-    impl<B: AsRef<[u8]>, P> AsRef<[u8]> for Bounded<B, P> {
-        fn as_ref(&self) -> &[u8] {
-            self.0.as_ref()
-        }
-    }
-    Bytes::from_owner(Bounded(bytes, permits))
 }
 
 /// The answer with a lease. No cache may store it.

@@ -20,11 +20,10 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use super::access::{Access, LockAccess, Standing};
 use super::error::ApiError;
-use super::render::bounded;
 use super::wire;
 use crate::auth::Verb;
 use crate::gateway::{Change, Next, Refusal, Watched, Watcher};
-use crate::overload::unread::{COVERED, UnreadPermit};
+use crate::overload::unread::{COVERED, UnreadPermit, bounded};
 
 /// Interval between heartbeats. Proxies often close a connection that is silent for 60 s.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -124,8 +123,7 @@ impl EventStream {
         let now = Instant::now();
         if self.snapshot_due.is_some_and(|due| due <= now) {
             if !self.may_have_memory() {
-                self.snapshot_due = Some(now + LISTING_PAUSE);
-                return;
+                return self.postpone_snapshot();
             }
             self.snapshot_due = Some(now + SNAPSHOT_PAUSE);
             let caller = self.caller.clone();
@@ -254,11 +252,14 @@ impl EventStream {
     /// Whether there may be memory for the snapshot. Otherwise the masters are not asked, and nothing is
     /// rendered.
     fn may_have_memory(&self) -> bool {
-        self.missing == 0 || self.take(self.missing).is_some()
+        let unread = self.caller.gateway().unread();
+        self.missing == 0 || unread.has_room(self.caller.client(), self.missing)
     }
 
-    fn take(&self, bytes: usize) -> Option<UnreadPermit> {
-        self.caller.gateway().unread().take(self.caller.client(), bytes)
+    /// The changes until then need no memory, because the snapshot will show them.
+    fn postpone_snapshot(&mut self) {
+        self.watcher.skip_to_now();
+        self.snapshot_due = Some(Instant::now() + LISTING_PAUSE);
     }
 
     /// Takes the memory for a large snapshot. Without it, the snapshot is tried again later.
@@ -268,11 +269,11 @@ impl EventStream {
         if bytes <= COVERED {
             return;
         }
-        self.permit = self.take(bytes);
+        self.permit = self.caller.gateway().unread().take(self.caller.client(), bytes);
         if self.permit.is_none() {
             self.missing = bytes;
             self.piece = String::new();
-            self.snapshot_due = Some(Instant::now() + LISTING_PAUSE);
+            self.postpone_snapshot();
         }
     }
 

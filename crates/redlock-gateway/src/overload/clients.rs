@@ -212,12 +212,11 @@ pub struct Counter(Arc<AtomicUsize>);
 impl Counter {
     /// Takes a permit; `None` when `limit` are held.
     pub fn take(&self, limit: usize) -> Option<Permit> {
-        self.take_many(1, limit)
+        self.take_when(1, |held| (held < limit).then_some(held + 1))
     }
 
-    /// Takes a permit that counts as `many`; `None` if more than `limit` would be held.
-    pub fn take_many(&self, many: usize, limit: usize) -> Option<Permit> {
-        let more = |held: usize| held.checked_add(many).filter(|held| *held <= limit);
+    /// Takes a permit that counts as `many`, if `more` returns what is held then.
+    pub fn take_when(&self, many: usize, more: impl Fn(usize) -> Option<usize>) -> Option<Permit> {
         self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).ok()?;
         Some(Permit(self.clone(), many))
     }

@@ -1,5 +1,7 @@
 //! Bounds the bytes of large answers that clients have not read yet.
 
+use bytes::Bytes;
+
 use super::clients::{Client, Counter, Permit};
 
 /// An answer of at most this many bytes needs no permit: the cost of its connection covers it.
@@ -32,15 +34,49 @@ impl UnreadBytes {
         Self { limit: usize::try_from(limit).unwrap_or(usize::MAX), ..Self::default() }
     }
 
-    /// Takes the bytes of an answer. One client may take as many as are still free. A single answer
-    /// that is larger than that is admitted while there is no other.
+    /// Takes the bytes of an answer. One client may take as many as are still free. While nothing is
+    /// taken, one answer of any size is admitted: with a small budget, an answer may be larger than the
+    /// limit.
     pub fn take(&self, client: &Client, bytes: usize) -> Option<UnreadPermit> {
-        let limit = if self.taken.count() == 0 { usize::MAX } else { self.limit };
-        let of_all = self.taken.take_many(bytes, limit)?;
-        let free = limit.saturating_sub(self.taken.count());
-        let of_client = client.unread.take_many(bytes, free)?;
+        let more =
+            |held: usize, limit: usize| held.checked_add(bytes).filter(|held| *held <= limit);
+        let of_all = self.taken.take_when(bytes, |held| {
+            if held == 0 { Some(bytes) } else { more(held, self.limit) }
+        })?;
+        let others = self.taken.count().saturating_sub(bytes);
+        let free = self.limit.saturating_sub(self.taken.count());
+        let of_client = client
+            .unread
+            .take_when(bytes, |held| if others == 0 { Some(bytes) } else { more(held, free) })?;
         Some(UnreadPermit { _of_all: of_all, _of_client: of_client })
     }
+
+    /// Whether [`UnreadBytes::take`] would succeed now.
+    pub fn has_room(&self, client: &Client, bytes: usize) -> bool {
+        let taken = self.taken.count();
+        let free = self.limit.saturating_sub(taken).saturating_sub(bytes);
+        taken == 0 || client.unread.count().saturating_add(bytes) <= free
+    }
+}
+
+/// The size of a body that needs a permit.
+pub(crate) fn large(body: &impl http_body::Body) -> Option<usize> {
+    let size = body.size_hint().exact()?;
+    usize::try_from(size).ok().filter(|size| *size > COVERED)
+}
+
+/// Bytes that keep `permits` until the connection has sent them.
+pub(crate) fn bounded(
+    bytes: impl AsRef<[u8]> + Send + 'static,
+    permits: impl Send + 'static,
+) -> Bytes {
+    struct Bounded<B, P>(B, #[allow(dead_code)] P);
+    impl<B: AsRef<[u8]>, P> AsRef<[u8]> for Bounded<B, P> {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_ref()
+        }
+    }
+    Bytes::from_owner(Bounded(bytes, permits))
 }
 
 #[cfg(test)]

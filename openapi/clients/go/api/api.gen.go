@@ -1105,7 +1105,7 @@ type ClientInterface interface {
 	// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 	// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 	// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-	// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+	// the lock or keeps it free (`hold_at_least_ms`). The request also gives up the place in the queue that this gateway keeps for the key.
 	// If the `POST` had `slots` and `take`, send the same numbers in the query.
 	// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 	//
@@ -1454,7 +1454,7 @@ func (c *Client) AcquireLocks(ctx context.Context, params *AcquireLocksParams, b
 // whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 // node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 // on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+// the lock or keeps it free (`hold_at_least_ms`). The request also gives up the place in the queue that this gateway keeps for the key.
 // If the `POST` had `slots` and `take`, send the same numbers in the query.
 // With a `Lock-Token` or `force=true`, the gateway ignores the key.
 //
@@ -2631,7 +2631,7 @@ type ClientWithResponsesInterface interface {
 	// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 	// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 	// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-	// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+	// the lock or keeps it free (`hold_at_least_ms`). The request also gives up the place in the queue that this gateway keeps for the key.
 	// If the `POST` had `slots` and `take`, send the same numbers in the query.
 	// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 	//
@@ -4580,7 +4580,7 @@ func (c *ClientWithResponses) AcquireLocksWithResponse(ctx context.Context, para
 // whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 // node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 // on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+// the lock or keeps it free (`hold_at_least_ms`). The request also gives up the place in the queue that this gateway keeps for the key.
 // If the `POST` had `slots` and `take`, send the same numbers in the query.
 // With a `Lock-Token` or `force=true`, the gateway ignores the key.
 //

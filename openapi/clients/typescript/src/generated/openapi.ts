@@ -70,7 +70,7 @@ export interface paths {
          *     whichever gateway made it. After that, a command of the `POST` that is still on its way to a
          *     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
          *     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-         *     the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+         *     the lock or keeps it free (`hold_at_least_ms`). The request also gives up the place in the queue that this gateway keeps for the key.
          *     If the `POST` had `slots` and `take`, send the same numbers in the query.
          *     With a `Lock-Token` or `force=true`, the gateway ignores the key.
          */
