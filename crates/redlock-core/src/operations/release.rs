@@ -126,7 +126,8 @@ pub(crate) async fn force_release(
     let outcome = round.outcome().await;
     if let Some(grant) = released_grant(shared.quorum, &outcome.votes) {
         on_found(&held_by(shared.quorum, &outcome.votes));
-        return released(shared, &end_hold(shared, waiters, slot, &grant).1).await;
+        let (_, round) = end_hold(shared, waiters, slot, &grant);
+        return hold_ended(released(shared, &round).await);
     }
     let keeps_free = |holding: &&Holding| holding.record.is_placeholder();
     let kept_free = found(&outcome.votes)
@@ -173,6 +174,14 @@ fn end_hold(
     shared.release_on(Arc::new(op), ALL_NODES);
     let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, grant.fencing());
     (token, release_and_hand_off(shared, waiters, slot, &token, ReleaseScope::Holder))
+}
+
+/// The result of [`end_hold`]. The placeholders may be gone, or were on a minority beside the grant.
+fn hold_ended(result: Result<(), LockError>) -> Result<(), LockError> {
+    match result {
+        Err(LockError::Lost) => Ok(()),
+        other => other,
+    }
 }
 
 /// Releases a lock that recovery keeps free on some nodes: first every stored grant, then the
@@ -257,6 +266,7 @@ pub(crate) async fn release_owner(
                     }
                     Err(LockError::Unknown(shared.reports(&round.outcome().await)))
                 }
+                other if token.owner() == &Owner::NOBODY => hold_ended(other).map(|()| token),
                 other => other.map(|()| token),
             },
             Err(error) => Err(error),

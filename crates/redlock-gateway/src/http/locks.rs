@@ -231,18 +231,18 @@ pub(super) async fn extend(
 /// 204 when no majority of the masters stores the grant any more and this request deleted a copy of
 /// it. That does not show that the lock was yours until now: while masters fail, a single copy may
 /// outlive the lock. Releasing twice usually gives 404 the second time; a retry may treat that as
-/// done. With `force=true` instead of a token, the request takes the lock from
-/// whoever holds it. The former holder learns this only when it next extends or releases the lock.
-/// Until then, only a resource that checks fencing tokens refuses its writes.
+/// done. With `force=true` instead of a token, the request takes the lock from whoever holds it. The
+/// former holder learns this only when it next extends or releases the lock. Until then, only a
+/// resource that checks fencing tokens refuses its writes.
 ///
 /// A client that gave up before the answer to its `POST` has no token. It sends the
 /// `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
 /// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 /// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 /// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-/// the lock or keeps it free (`hold_at_least_ms`). The request also gives up the place in the queue that this gateway keeps for the key.
-/// If the `POST` had `slots` and `take`, send the same numbers in the query.
-/// With a `Lock-Token` or `force=true`, the gateway ignores the key.
+/// the lock or keeps it free (`hold_at_least_ms`). The request also gives up the place in the queue
+/// that this gateway keeps for the key. If the `POST` had `slots` and `take`, send the same numbers
+/// in the query. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(

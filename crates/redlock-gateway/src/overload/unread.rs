@@ -38,16 +38,14 @@ impl UnreadBytes {
     /// taken, one answer of any size is admitted: with a small budget, an answer may be larger than the
     /// limit.
     pub fn take(&self, client: &Client, bytes: usize) -> Option<UnreadPermit> {
-        let more =
-            |held: usize, limit: usize| held.checked_add(bytes).filter(|held| *held <= limit);
+        let within =
+            |limit: usize| move |held: usize| held.checked_add(bytes).filter(|held| *held <= limit);
         let of_all = self.taken.take_when(bytes, |held| {
-            if held == 0 { Some(bytes) } else { more(held, self.limit) }
+            within(if held == 0 { usize::MAX } else { self.limit })(held)
         })?;
-        let others = self.taken.count().saturating_sub(bytes);
-        let free = self.limit.saturating_sub(self.taken.count());
-        let of_client = client
-            .unread
-            .take_when(bytes, |held| if others == 0 { Some(bytes) } else { more(held, free) })?;
+        let taken = self.taken.count();
+        let free = if taken == bytes { usize::MAX } else { self.limit.saturating_sub(taken) };
+        let of_client = client.unread.take_when(bytes, within(free))?;
         Some(UnreadPermit { _of_all: of_all, _of_client: of_client })
     }
 
