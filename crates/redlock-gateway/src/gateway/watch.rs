@@ -262,7 +262,7 @@ impl Watches {
         let full = |max, what| TooManyStreams { max, what };
         let permit = self.begin_stream(client)?;
         let mut state = self.state.lock();
-        let mut share = None;
+        let (mut share, mut prefix_share) = (None, None);
         let last = last.and_then(|id| self.own_id(id)).filter(|id| *id <= state.last_id);
         let has_all_since = last.filter(|last| {
             let oldest = state.recent.front().map_or(state.last_id, |change| change.id - 1);
@@ -308,9 +308,15 @@ impl Watches {
                 (changes, has_all_since)
             }
             Watched::Prefix(prefix) => {
-                if !state.prefixes.contains_key(prefix) && state.prefixes.len() >= MAX_PREFIXES {
+                let is_new = !state.prefixes.contains_key(prefix);
+                let free = MAX_PREFIXES.saturating_sub(state.prefixes.len());
+                if is_new && free == 0 {
                     return Err(full(MAX_PREFIXES, "different prefixes, of all clients"));
                 }
+                let limit = if is_new { free } else { usize::MAX };
+                let of_client = client.watched_prefixes.take(prefix, limit);
+                let refused = full(free, "different prefixes, of this client");
+                prefix_share = Some(of_client.ok_or(refused)?);
                 state.prefixes.entry(prefix.clone()).or_default().watchers += 1;
                 (state.all.subscribe(), None)
             }
@@ -333,6 +339,7 @@ impl Watches {
             has_snapshot: false,
             _permit: permit,
             _share: share,
+            _prefix_share: prefix_share,
         })
     }
 
@@ -372,6 +379,7 @@ pub struct Watcher {
     _permit: StreamPermit,
     /// The client's share of the locks that are watched by name.
     _share: Option<NamePermit>,
+    _prefix_share: Option<NamePermit<String>>,
 }
 
 /// What a watcher gets next.
@@ -677,11 +685,13 @@ mod tests {
         drop(locks);
         let mut prefixes = Vec::new();
         for number in 0..MAX_PREFIXES {
-            let mut watcher =
-                watch(client, Watched::Prefix(format!("p{number}"))).expect("a place");
+            let prefix = Watched::Prefix(format!("p{number}"));
+            let watched = clients.iter().find_map(|client| watch(client, prefix.clone()).ok());
+            let mut watcher = watched.expect("a place");
             watcher.snapshot_made(Instant::now(), []);
             prefixes.push(watcher);
         }
+        assert_eq!(client.watched_prefixes.count(), MAX_PREFIXES / 2);
         let refused = watch(client, Watched::Prefix("q".into())).map(drop);
         let what = "different prefixes, of all clients";
         assert_eq!(refused, Err(TooManyStreams { max: MAX_PREFIXES, what }));

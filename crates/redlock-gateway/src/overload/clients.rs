@@ -11,6 +11,7 @@ mod quota;
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -63,6 +64,8 @@ pub struct Client {
     pub callbacks: Concurrency,
     /// The locks that are watched by name.
     pub watched_locks: LockNames,
+    /// The prefixes that are watched.
+    pub watched_prefixes: Names<String>,
     /// Requests under way that extend many locks each.
     pub extend_many: Counter,
     /// The leases of such requests that are in flight.
@@ -262,19 +265,34 @@ impl Concurrency {
     }
 }
 
-/// A set of lock names, with a count for each name. A name that is taken twice counts only once for
-/// the limit.
-#[derive(Debug, Clone, Default)]
-pub struct LockNames(Arc<Mutex<HashMap<LockName, usize>>>);
+/// A set of names, with a count for each name. A name that is taken twice counts only once for the
+/// limit.
+#[derive(Debug)]
+pub struct Names<N>(Arc<Mutex<HashMap<N, usize>>>);
 
-impl LockNames {
+/// A set of lock names.
+pub type LockNames = Names<LockName>;
+
+impl<N> Default for Names<N> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<N> Clone for Names<N> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<N: Clone + Eq + Hash> Names<N> {
     /// How many names are held.
     pub fn count(&self) -> usize {
         self.0.lock().len()
     }
 
     /// Takes a permit; `None` when `limit` other names are held.
-    pub fn take(&self, name: &LockName, limit: usize) -> Option<NamePermit> {
+    pub fn take(&self, name: &N, limit: usize) -> Option<NamePermit<N>> {
         let mut taken = self.0.lock();
         if taken.len() >= limit && !taken.contains_key(name) {
             return None;
@@ -282,11 +300,9 @@ impl LockNames {
         *taken.entry(name.clone()).or_default() += 1;
         Some(NamePermit(self.clone(), name.clone()))
     }
-}
 
-impl LockNames {
     /// Takes a permit; `None` when this name is taken `limit` times.
-    pub fn take_again(&self, name: &LockName, limit: usize) -> Option<NamePermit> {
+    pub fn take_again(&self, name: &N, limit: usize) -> Option<NamePermit<N>> {
         let mut taken = self.0.lock();
         if taken.get(name).copied().unwrap_or_default() >= limit {
             return None;
@@ -296,12 +312,12 @@ impl LockNames {
     }
 }
 
-/// A permit of [`LockNames`]; returned when dropped.
+/// A permit of [`Names`]; returned when dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct NamePermit(LockNames, LockName);
+pub struct NamePermit<N: Eq + Hash = LockName>(Names<N>, N);
 
-impl Drop for NamePermit {
+impl<N: Eq + Hash> Drop for NamePermit<N> {
     fn drop(&mut self) {
         let mut taken = self.0.0.lock();
         if let Some(count) = taken.get_mut(&self.1) {
