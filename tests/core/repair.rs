@@ -477,8 +477,8 @@ async fn lost_and_unknown_extensions_differ_and_repair_nothing() {
 async fn quarantined_nodes_make_an_extension_unknown_and_not_lost() {
     let mut five = FiveNodes::start(&ClusterSettings::ENDLESS_QUARANTINE).await;
     let lease = five.held(&CLUSTER).await;
-    // Recovery needs three other masters with their data. Three of five are down at the same time, so
-    // none of them can recover its locks.
+    // A master recovers its locks from three other masters that have kept theirs. Here only two of five
+    // have kept theirs, so no master recovers.
     five.servers[..3].iter_mut().for_each(RedisServer::kill);
     for at in 0..3 {
         five.servers[at].restart();

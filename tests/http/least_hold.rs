@@ -98,7 +98,8 @@ async fn force_and_the_key_of_the_request_free_a_kept_lock_at_once() {
 #[tokio::test]
 async fn a_kept_lock_is_freed_by_key_or_force_while_a_master_is_down() {
     let mut servers = masters(3);
-    let gateway = Launch::over(&servers).ready().await;
+    let launch = Launch::over(&servers).flag("--clock-skew", "10s").flag("--node-timeout", "10s");
+    let gateway = launch.ready().await;
     let key = |call: Call| call.header("idempotency-key", "a-job-of-one-monday");
     let ask = async |name: &str| {
         let hold = json!({ "ttl_ms": 60_000, "hold_at_least_ms": 60_000 });

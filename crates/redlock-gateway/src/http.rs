@@ -294,19 +294,23 @@ impl App {
             },
             Err(error) => error.into_response(),
         };
-        let of_key = context.record.as_ref().and_then(AuditGuard::client);
-        let client = of_key.or_else(|| context.client.clone());
-        if let Some(client) = client.as_deref().filter(|_| context.may_be_refused_late()) {
-            response = observer.bound(response, client);
+        if context.may_be_refused_late()
+            && let Some(size) = unread::large(response.body())
+            && let Some(client) = context.payer()
+        {
+            response = observer.bound(response, size, &client);
         }
         let is_turn_due = observer.is_turn_due(&context);
         let mut error = take_error(&mut response);
         if let Some(error) = &mut error {
             error.name_client(|| context.client_name(observer.has_keys));
         }
+        // The accounting takes the record of the request, which knows the payer.
+        let has_holders = error.as_ref().is_some_and(ErrorReport::has_holders);
+        let payer = has_holders.then(|| context.payer()).flatten();
         observer.account(&mut context, response.status(), error.as_ref());
         finish(&mut response, error, &observer.public_url, context.id, |size| {
-            observer.unread.take(client.as_deref()?, size)
+            observer.unread.take(payer.as_deref()?, size)
         });
         if is_head {
             leave_out_body(&mut response);
@@ -342,11 +346,17 @@ struct RequestContext<'a> {
 }
 
 impl RequestContext<'_> {
-    /// Whether a refusal may replace the answer: the request has changed nothing, and is no probe. A page
-    /// is not refused either, because all answers share one copy of it.
+    /// Whether a refusal may replace the answer: the request has changed nothing and is no probe, and
+    /// the answer takes memory of its own. All answers with a page share one copy of the page.
     fn may_be_refused_late(&self) -> bool {
         let is_page = || PAGES.iter().any(|(_, label)| *label == self.route);
         matches!(self.method, "GET" | "HEAD") && !self.is_probe && !is_page()
+    }
+
+    /// The client that the memory of a large answer counts for: that of the API key, or of the address.
+    fn payer(&self) -> Option<Arc<Client>> {
+        let of_key = self.record.as_ref().and_then(AuditGuard::client);
+        of_key.or_else(|| self.client.clone())
     }
 
     /// What the client's shares are counted by: its API key, or its address.
@@ -379,8 +389,8 @@ fn take_error(response: &mut Response) -> Option<ErrorReport> {
     if is_bare { Some(no_such_path().report()) } else { error }
 }
 
-/// Finish: writes the body of an error and the request id. Without memory for a large body, the body
-/// leaves out the holders of slots.
+/// Finish: writes the body of an error and the request id. `memory` takes the memory for a large body.
+/// If there is none, the body does not name the holders of slots.
 fn finish(
     response: &mut Response,
     error: Option<ErrorReport>,
@@ -465,9 +475,9 @@ impl Observer {
         }
     }
 
-    /// Bounds the bytes of large answers, see [`UnreadBytes`].
-    fn bound(&self, response: Response, client: &Client) -> Response {
-        let Some(size) = unread::large(response.body()) else { return response };
+    /// Takes the memory for a large answer until the client has read it, see [`UnreadBytes`]. If there
+    /// is none, returns a refusal instead.
+    fn bound(&self, response: Response, size: usize, client: &Client) -> Response {
         let Some(permit) = self.unread.take(client, size) else {
             return ApiError::too_much_unread(size).into_response();
         };

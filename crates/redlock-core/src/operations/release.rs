@@ -305,10 +305,9 @@ async fn begin_release_of_owner(
     if let Some(grant) = released_grant(shared.quorum, &votes).filter(|it| it.owner() == owner) {
         return Ok(end_hold(shared, waiters, slot, &grant));
     }
-    let has_hold = |votes: &[Option<Vote>]| {
-        let mut grants = found(votes).filter_map(|holding| holding.record.released_grant());
-        grants.any(|grant| grant.owner() == owner)
-    };
+    let is_theirs = |grant: LockToken| grant.owner() == owner;
+    let has_hold =
+        found(&votes).any(|holding| holding.record.released_grant().is_some_and(is_theirs));
     let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);
     // The release leaves its T as a watermark on the nodes. A watermark above another holder's T
@@ -321,10 +320,9 @@ async fn begin_release_of_owner(
         (Some(granted), None) => granted,
         (Some(granted), Some(newer)) if granted.fencing() >= newer => granted,
         (_, Some(newer)) => LockToken::new(*owner, shared.env.entropy.nonce(), newer),
-        // A node that recovered shows nothing of a hold, so too few nodes show that this one is over.
-        (None, None)
-            if minted.is_none() || unheard(&votes) >= shared.quorum.size() || has_hold(&votes) =>
-        {
+        // With a hold on a minority, the other nodes may have lost it and recovered. Their records do
+        // not tell whose hold they stand for, so the outcome is unknown.
+        (None, None) if minted.is_none() || unheard(&votes) >= shared.quorum.size() || has_hold => {
             return Err(LockError::Unknown(
                 shared.reports(&RoundOutcome { decision: Decision::Neither, votes }),
             ));

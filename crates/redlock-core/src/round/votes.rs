@@ -29,8 +29,8 @@ impl LockState {
                 // The holder loses the majority when the quorum-th longest life ends.
                 lives.sort_by_key(|life| std::cmp::Reverse(life.unwrap_or(Duration::MAX)));
                 let expires_in = lives.get(quorum.size() - 1).copied().flatten();
-                // Beside the grant may be a copy of an earlier one of the same owner, or of a proposal
-                // that nobody was granted.
+                // Some nodes may store another grant of this owner: an earlier one, or a proposal that
+                // failed. The grant with the most copies is shown.
                 let copies = |holding: &&Holding| {
                     its_own().filter(|other| other.record.is_grant_of(&holding.record)).count()
                 };

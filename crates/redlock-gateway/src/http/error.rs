@@ -167,7 +167,7 @@ impl ApiError {
             .retry_after(SOON)
     }
 
-    /// Clients have not read the large answers before this one.
+    /// The large answers that clients have not read yet leave too little memory for this one.
     pub(super) fn too_much_unread(bytes: usize) -> Self {
         let detail = format!(
             "the answer has {bytes} bytes, which is more than --memory-budget leaves beside the answers \
@@ -585,6 +585,11 @@ impl ErrorReport {
                 | ProblemCode::QuotaExceeded
                 | ProblemCode::Overloaded
         )
+    }
+
+    /// Whether the body lists the holders of slots. Only such a body can be large.
+    pub(super) fn has_holders(&self) -> bool {
+        self.problem.holders.is_some()
     }
 
     /// Writes the body of an error into the answer. This comes last, because the body has the

@@ -228,10 +228,10 @@ pub(super) async fn extend(
 
 /// Release a lock
 ///
-/// 204 when no majority of the masters stores the grant any more and this request deleted a copy of
-/// it. That does not show that the lock was yours until now: while masters fail, a single copy may
-/// outlive the lock. Releasing twice usually gives 404 the second time; a retry may treat that as
-/// done. With `force=true` instead of a token, the request takes the lock from whoever holds it. The
+/// 204 means that no majority of the masters stores the grant any more, and that this request has
+/// deleted it on at least one master. 204 does not show that the lock was yours until now: while
+/// masters fail, one copy may outlive the lock. A second release usually gets 404, which a retry may
+/// count as success. With `force=true` instead of a token, the request takes the lock from whoever holds it. The
 /// former holder learns this only when it next extends or releases the lock. Until then, only a
 /// resource that checks fencing tokens refuses its writes.
 ///

@@ -79,8 +79,8 @@ struct EventStream {
     piece: String,
     /// For a large snapshot.
     permit: Option<UnreadPermit>,
-    /// Bytes of a snapshot for which there was no memory; 0 if there was none.
-    missing: usize,
+    /// The size of the last snapshot in bytes, if there was no memory for it.
+    postponed: Option<usize>,
 }
 
 impl EventStream {
@@ -100,7 +100,7 @@ impl EventStream {
             // The client's pause before it reconnects.
             piece: "retry: 1000\n\n".into(),
             permit: None,
-            missing: 0,
+            postponed: None,
         };
         missed.into_iter().flatten().for_each(|change| stream.write_change(&change));
         stream
@@ -249,14 +249,13 @@ impl EventStream {
         }
     }
 
-    /// Whether there may be memory for the snapshot. Otherwise the masters are not asked, and nothing is
-    /// rendered.
+    /// Whether there may be memory for the snapshot. If not, making it would only load the masters.
     fn may_have_memory(&self) -> bool {
         let unread = self.caller.gateway().unread();
-        self.missing == 0 || unread.has_room(self.caller.client(), self.missing)
+        self.postponed.is_none_or(|bytes| unread.has_room(self.caller.client(), bytes))
     }
 
-    /// The changes until then need no memory, because the snapshot will show them.
+    /// Makes the snapshot later. Drops the changes until now, because the snapshot will show them.
     fn postpone_snapshot(&mut self) {
         self.watcher.skip_to_now();
         self.snapshot_due = Some(Instant::now() + LISTING_PAUSE);
@@ -265,13 +264,13 @@ impl EventStream {
     /// Takes the memory for a large snapshot. Without it, the snapshot is tried again later.
     fn take_memory(&mut self) {
         let bytes = self.piece.len();
-        self.missing = 0;
+        self.postponed = None;
         if bytes <= COVERED {
             return;
         }
         self.permit = self.caller.gateway().unread().take(self.caller.client(), bytes);
         if self.permit.is_none() {
-            self.missing = bytes;
+            self.postponed = Some(bytes);
             self.piece = String::new();
             self.postpone_snapshot();
         }
