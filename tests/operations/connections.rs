@@ -144,6 +144,52 @@ async fn busy_connections_leave_room_for_probes_and_refusals() {
     .await;
 }
 
+/// Without a limit of their own, the streams of a few addresses took all connections.
+#[tokio::test]
+async fn streams_of_many_addresses_leave_connections_to_short_requests() {
+    const STREAM: &[u8] =
+        b"GET /locks/job HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n";
+    let gateway = embedded().flag("--max-connections", "40").start().await;
+    let mut streams = Vec::new();
+    for last in 2..=9 {
+        loop {
+            let mut stream = from(last, &gateway, STREAM).await;
+            match &*status_line(&mut stream).await {
+                "HTTP/1.1 200" => streams.push(stream),
+                "HTTP/1.1 429" => break,
+                other => panic!("{other:?} beside {} streams", streams.len()),
+            }
+        }
+    }
+    assert!((33..=35).contains(&streams.len()), "{} of seven eighths of 40", streams.len());
+    for number in 0..20 {
+        let answer = gateway.post(&format!("other-{number}"), json!({})).await;
+        assert_eq!(answer.status, 201, "{answer:?}");
+    }
+}
+
+/// Once, a place was taken before the body was complete, and six clients could take all places.
+#[tokio::test]
+async fn unfinished_requests_for_many_locks_refuse_nobody() {
+    const SIZE: usize = 300_000;
+    let gateway = embedded().start().await;
+    let lease = gateway.acquire("job").await;
+    let head = "PATCH /locks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
+    let text = format!("{head}\r\ncontent-length: {SIZE}\r\n\r\n{{{}", " ".repeat(SIZE / 2));
+    let mut unfinished = Vec::new();
+    for last in 2..=9 {
+        for _ in 0..8 {
+            unfinished.push(from(last, &gateway, text.as_bytes()).await);
+        }
+    }
+    let leases = json!({ "leases": [{ "name": "job", "token": lease.token }] });
+    for _ in 0..5 {
+        let answer = gateway.call(Method::PATCH, "/locks").json(&leases).send().await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.json()["results"][0]["status"], 200);
+    }
+}
+
 #[tokio::test]
 async fn one_address_cannot_take_all_connections() {
     let launch =

@@ -86,6 +86,9 @@ pub enum WaitLimit {
     All,
     /// The requests that wait for this lock.
     OfLock,
+    /// The connections that are kept for long. The core knows no connections: `on_wait` returns this
+    /// limit, as the next one.
+    Connections,
     /// The waiting requests of one caller. The core knows no callers: the `on_wait` of
     /// [`acquire_within`](crate::Redlock::acquire_within) returns this limit.
     OfCaller,
@@ -98,6 +101,7 @@ impl fmt::Display for WaitLimit {
         f.write_str(match self {
             Self::All => "requests waiting",
             Self::OfLock => "requests waiting for this lock",
+            Self::Connections => "connections kept for long",
             Self::OfCaller => "requests of this caller waiting",
             Self::LocksOfCaller => "locks that requests of this caller wait for",
         })

@@ -153,14 +153,15 @@ fn print_capacity(config: &Config) {
         bytes => format!(", locks: {}", bytesize::ByteSize::b(bytes)),
     };
     let events = bytesize::ByteSize::b(config.capacity.events);
-    let unread = bytesize::ByteSize::b(config.capacity.unread);
+    let watched = bytesize::ByteSize::b(config.capacity.watched);
+    let large = bytesize::ByteSize::b(config.capacity.large_messages);
     let tables = match config.capacity.header_tables {
         0 => String::new(),
         bytes => format!(", header tables: {}", bytesize::ByteSize::b(bytes)),
     };
     let budget = config.capacity.budget();
     println!(
-        "memory: at most {sum} of {budget} ({costs}, event streams: {events}, unread answers: {unread}{tables}{locks})"
+        "memory: at most {sum} of {budget} ({costs}, unread events: {events}, watched locks: {watched}, large requests and answers: {large}{tables}{locks})"
     );
     if let Some(excess) = config.capacity.excess() {
         println!("  WARNING: {excess}");

@@ -36,14 +36,16 @@ pub use self::requests::{
 pub use self::tokens::{PresentedToken, ResolvedToken, Target};
 use self::watch::seen::Seen;
 pub use self::watch::{Change, Event, Next, StreamPermit, TooManyStreams, Watched, Watcher};
-use self::watch::{LineChange, Watches};
+use self::watch::{LineChange, WatchLimits, Watches};
 use crate::callbacks::{CallbackUrl, CallbackUrlError, Callbacks};
 use crate::config::Limits;
+use crate::overload::capacity::Capacity;
 use crate::overload::clients::{Client, Exceeded, Permit, Reservation};
-use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooManyExtendMany};
+use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests};
+use crate::overload::large_messages::LargeMessages;
+use crate::overload::long_lived::LongLived;
 use crate::overload::memory_budget::MasterMemory;
-use crate::overload::unread::UnreadBytes;
-use crate::overload::wait_share::WaitShare;
+use crate::overload::wait_share::{WaitPermit, WaitShare};
 use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
 
 /// The longest wait of a request that is answered before it is granted. It is also the default.
@@ -60,11 +62,12 @@ pub struct Gateway {
     in_flight: Requests,
     memory: Arc<MasterMemory>,
     wait_share: WaitShare,
+    long_lived: Arc<LongLived>,
     leaving: AtomicBool,
     draining: AtomicBool,
     drained: Notify,
     watches: Arc<Watches>,
-    unread: Arc<UnreadBytes>,
+    large_messages: Arc<LargeMessages>,
     deferred: DeferredRequests<Refusal>,
     /// `None` if the operator allows no callbacks.
     callbacks: Option<Callbacks>,
@@ -131,7 +134,6 @@ pub enum Refusal {
     Overloaded,
     Quota(Exceeded),
     TooManyListings(TooManyListings),
-    TooManyExtendMany(TooManyExtendMany),
     TooManyStreams(TooManyStreams),
     /// The cursor was not given to this principal in a listing of this prefix.
     InvalidCursor,
@@ -173,11 +175,12 @@ impl Gateway {
             in_flight,
             memory,
             wait_share,
+            long_lived: Arc::default(),
             leaving,
             draining,
             drained,
             watches: Arc::default(),
-            unread: Arc::default(),
+            large_messages: Arc::default(),
             deferred: DeferredRequests::default(),
             callbacks: None,
             bootstrap_refuted: Arc::default(),
@@ -195,17 +198,23 @@ impl Gateway {
         Self { wait_share, ..self }
     }
 
-    /// Limits the memory for events that slow streams have not taken yet, and for large answers that
-    /// clients have not read yet, in bytes.
-    pub fn with_memory(self, events: u64, unread: u64) -> Self {
-        let events = usize::try_from(events).unwrap_or(usize::MAX);
-        let watches = Arc::new(Watches::new(events));
-        Self { watches, unread: Arc::new(UnreadBytes::new(unread)), ..self }
+    /// Limits the connections of streams and waiters, and the memory for events, for
+    /// watched locks and for large answers that clients have not read yet.
+    pub fn with_capacity(self, capacity: &Capacity) -> Self {
+        let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let long_lived = Arc::new(LongLived::new(capacity.long_lived));
+        let watches = Watches::new(WatchLimits {
+            long_lived: long_lived.clone(),
+            event_bytes: bytes(capacity.events),
+            seen_bytes: bytes(capacity.watched),
+        });
+        let large_messages = Arc::new(LargeMessages::new(capacity.large_messages));
+        Self { watches: Arc::new(watches), long_lived, large_messages, ..self }
     }
 
     /// The bytes of large answers that clients have not read yet.
-    pub fn unread(&self) -> &Arc<UnreadBytes> {
-        &self.unread
+    pub fn large_messages(&self) -> &Arc<LargeMessages> {
+        &self.large_messages
     }
 
     /// Lets clients be called back.
@@ -219,6 +228,18 @@ impl Gateway {
     /// No callback may be sent there.
     pub fn check_callback(&self, url: &str) -> Result<CallbackUrl, CallbackUrlError> {
         self.callbacks.as_ref().ok_or(CallbackUrlError::Off)?.check(url)
+    }
+
+    /// Counts a waiter. A wait that `keeps_connection` counts as a long-lived connection too.
+    fn begin_wait(
+        &self,
+        client: &Client,
+        lock: &LockName,
+        keeps_connection: bool,
+    ) -> Result<(WaitPermit, Option<Permit>), LockError> {
+        let permit = self.wait_share.take(client, lock)?;
+        let connection = keeps_connection.then(|| self.long_lived.begin_wait()).transpose()?;
+        Ok((permit, connection))
     }
 
     pub fn limits(&self) -> Limits {
@@ -237,14 +258,6 @@ impl Gateway {
     /// [`Refusal::Overloaded`] when all slots are taken, or as many as this client may have.
     pub async fn enter(&self, work: RequestClass, client: &Client) -> Result<InFlight, Refusal> {
         self.in_flight.enter(work, client).await.ok_or(Refusal::Overloaded)
-    }
-
-    /// Begins a request that extends many locks, before its body is read.
-    ///
-    /// # Errors
-    /// [`Refusal::TooManyExtendMany`].
-    pub fn begin_extend_many(&self, client: &Client) -> Result<(Permit, Permit), Refusal> {
-        self.in_flight.begin_extend_many(client).map_err(Refusal::TooManyExtendMany)
     }
 
     /// Takes a slot for one lease of a request that extends many locks.
@@ -351,12 +364,15 @@ impl Gateway {
                 }
             },
             Some(patience) => {
+                // Who asks for reports needs no connection for the wait (a deferred request), or has
+                // counted it (a stream).
+                let keeps_connection = on_wait.is_none();
                 // Boxed, because an unboxed future would make the future of every request larger.
                 let acquired = Box::pin(async {
                     let mut place = None;
                     let Target::Set(set) = &target else {
                         let waits = || {
-                            let share = self.wait_share.take(&client, name)?;
+                            let share = self.begin_wait(&client, name, keeps_connection)?;
                             place = Some((share, begins_to_wait(name)));
                             in_flight.wait();
                             let keeps_place = idempotency_key.is_some() && !is_deferred;
@@ -374,7 +390,7 @@ impl Gateway {
                         // The permit for the queue before is given back first.
                         drop(place.take());
                         let name = &set.names()[at];
-                        let share = self.wait_share.take(&client, name)?;
+                        let share = self.begin_wait(&client, name, keeps_connection)?;
                         place = Some((share, begins_to_wait(name)));
                         in_flight.wait();
                         Ok(())
@@ -713,17 +729,18 @@ impl Gateway {
         prefix: &str,
         passes: impl Fn(&LockName) -> bool + Send + Sync,
     ) -> Result<(Vec<(LockName, HeldBy)>, bool), Refusal> {
-        let _places = self.listings.begin(client).map_err(Refusal::TooManyListings)?;
+        let _places = self.listings.begin(client).await.map_err(Refusal::TooManyListings)?;
         watcher.skip_to_now();
         let began = Instant::now();
-        let (held, is_complete) = watch::poll::pages(&self.locks, prefix, passes).await?;
+        let bytes = watcher.most_bytes();
+        let (held, is_complete) = watch::poll::pages(&self.locks, prefix, bytes, passes).await?;
         let slots = held.iter().map(|(stored, seen)| {
             let (name, slot) = stored.lock_and_slot();
             (name, slot, seen.clone())
         });
-        watcher.snapshot_made(began, slots);
+        let follows_all = watcher.snapshot_made(began, slots);
         let held = held.into_iter().filter_map(|(stored, seen)| Some((stored, seen.by?)));
-        Ok((held.collect(), is_complete))
+        Ok((held.collect(), is_complete && follows_all))
     }
 
     /// Polls watched locks for changes by other gateways. Never returns.
@@ -794,7 +811,7 @@ impl Gateway {
         let ListRequest { client, principal, prefix, limit, cursor } = request;
         let open = |text| self.cursors.open(text, prefix, principal).ok_or(Refusal::InvalidCursor);
         let cursor = cursor.map(open).transpose()?.unwrap_or_default();
-        let _places = self.listings.begin(client).map_err(Refusal::TooManyListings)?;
+        let _places = self.listings.begin(client).await.map_err(Refusal::TooManyListings)?;
         let page = self.locks.list(prefix, limit, cursor, LISTING, passes).await?;
         let next = page.next.map(|next| self.cursors.seal(&next, prefix, principal));
         Ok(ListView { locks: page.locks, next })

@@ -53,8 +53,8 @@ use crate::auth::{Verb, holds_secret};
 use crate::config::Public;
 use crate::gateway::Gateway;
 use crate::overload::clients::{Client, FairQueue, network};
+use crate::overload::large_messages::{self, LargeMessages, LargePermit};
 use crate::overload::refusals::{Refusals, Summary};
-use crate::overload::unread::{self, UnreadBytes, UnreadPermit};
 use crate::proxies::ClientAddress;
 use crate::remedy::PublicUrl;
 use crate::telemetry::{Mentions, RequestSpan, Telemetry, TraceIds};
@@ -185,7 +185,7 @@ struct Observer {
     has_keys: bool,
     hosts: Hosts,
     fair_queue: Arc<FairQueue>,
-    unread: Arc<UnreadBytes>,
+    large_messages: Arc<LargeMessages>,
     public_url: PublicUrl,
     logs_lock_names: bool,
     /// Requests that failed for want of a quorum.
@@ -214,9 +214,9 @@ impl App {
         let routes = browser::open_to(&state.cors_origins, routes);
         let fair_queue = state.fair_queue.clone();
         let observer = Observer::new(labels, telemetry, audit, has_keys, hosts, fair_queue);
-        let unread = state.gateway.unread().clone();
+        let large_messages = state.gateway.large_messages().clone();
         let public_url = state.public_url.clone();
-        Self::observed(routes, Observer { public_url, unread, ..observer })
+        Self::observed(routes, Observer { public_url, large_messages, ..observer })
     }
 
     /// Sets whether log lines at level warn and error name the lock.
@@ -295,7 +295,7 @@ impl App {
             Err(error) => error.into_response(),
         };
         if context.may_be_refused_late()
-            && let Some(size) = unread::large(response.body())
+            && let Some(size) = large_messages::large(response.body())
             && let Some(client) = context.payer()
         {
             response = observer.bound(response, size, &client);
@@ -310,7 +310,7 @@ impl App {
         let payer = has_holders.then(|| context.payer()).flatten();
         observer.account(&mut context, response.status(), error.as_ref());
         finish(&mut response, error, &observer.public_url, context.id, |size| {
-            observer.unread.take(payer.as_deref()?, size)
+            observer.large_messages.take(payer.as_deref()?, size)
         });
         if is_head {
             leave_out_body(&mut response);
@@ -396,7 +396,7 @@ fn finish(
     error: Option<ErrorReport>,
     url: &PublicUrl,
     id: HeaderValue,
-    memory: impl Fn(usize) -> Option<UnreadPermit>,
+    memory: impl Fn(usize) -> Option<LargePermit>,
 ) {
     if let Some(error) = error {
         error.render(&id, url, response, memory);
@@ -430,7 +430,7 @@ impl Observer {
             has_keys,
             hosts,
             fair_queue,
-            unread: Arc::default(),
+            large_messages: Arc::default(),
             public_url: PublicUrl::default(),
             logs_lock_names: false,
             without_quorum: Mentions::every(MENTION_INTERVAL),
@@ -475,16 +475,18 @@ impl Observer {
         }
     }
 
-    /// Takes the memory for a large answer until the client has read it, see [`UnreadBytes`]. If there
+    /// Takes the memory for a large answer until the client has read it, see [`LargeMessages`]. If there
     /// is none, returns a refusal instead.
     fn bound(&self, response: Response, size: usize, client: &Client) -> Response {
-        let Some(permit) = self.unread.take(client, size) else {
-            return ApiError::too_much_unread(size).into_response();
+        let Some(permit) = self.large_messages.take(client, size) else {
+            return ApiError::no_memory_for_answer(size).into_response();
         };
         let (parts, body) = response.into_parts();
         // The handlers make such answers in one piece, so this waits for nothing.
         match axum::body::to_bytes(body, size).now_or_never() {
-            Some(Ok(bytes)) => Response::from_parts(parts, unread::bounded(bytes, permit).into()),
+            Some(Ok(bytes)) => {
+                Response::from_parts(parts, large_messages::bounded(bytes, permit).into())
+            }
             Some(Err(error)) => ApiError::internal(error).into_response(),
             None => ApiError::internal("an answer of a known size is not complete").into_response(),
         }

@@ -5,8 +5,9 @@
 //! | [`capacity`] | the limits that follow from memory and file descriptors | what is limited |
 //! | [`clients`] | each client's share of the common resources | what the resources are used for |
 //! | `in_flight` | requests in flight, and the permits that bound them | which locks they are about |
+//! | `large_messages` | the bytes of large requests and answers under way | what they say |
+//! | `long_lived` | the connections of waiters and event streams | which locks they are about |
 //! | `memory_budget` | each client's limit when the masters' memory is short | nodes, locks |
-//! | `unread` | the bytes of large answers that clients have not read yet | what the answers say |
 //! | `wait_share` | how many waiters and places in line each client may have | the queue of a lock |
 //! | [`refusals`] | a summary of refused requests, in few log lines | why they were refused |
 //!
@@ -20,14 +21,14 @@
 //! | requests in the fair queue | `FairQueue::take` | end of that call |
 //! | in flight, running | `Requests::enter` | drop of [`InFlight`], or `InFlight::wait` |
 //! | waiting, locks waited for | `WaitShare::take` | drop of the `WaitPermit` |
+//! | connections of waiters and streams | `LongLived::begin_wait`, `LongLived::begin_stream` | drop of the permit |
 //! | places in line | `WaitShare::take_place` | drop of the `LinePermit`, by the core |
 //! | listings | `Listings::begin` | drop of its permits |
 //! | event streams | `Watches::begin_stream` | drop of the `StreamPermit` |
-//! | bytes of large answers | `UnreadBytes::take` | drop of the bytes, by the connection |
+//! | bytes of large requests and answers | `LargeMessages::take` | drop of the permit, with the bytes |
 //! | locks watched by name | `Watches::watch` | drop of the `Watcher` |
 //! | deferred requests | `Gateway::defer` | the end of the request |
 //! | callbacks under way | `Callbacks::send` | end of that call |
-//! | requests that extend many locks | `Requests::begin_extend_many` | drop of its permits |
 //! | leases of these requests | `Requests::enter_lease` | drop of [`InFlight`] |
 //! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |
 //! | quota of an extension | `Client::extended` | the end of the lock |
@@ -36,9 +37,11 @@
 pub mod capacity;
 pub mod clients;
 pub(crate) mod in_flight;
+pub(crate) mod large_messages;
+pub(crate) mod long_lived;
 pub(crate) mod memory_budget;
 pub mod refusals;
-pub(crate) mod unread;
+
 pub(crate) mod wait_share;
 
 pub use self::in_flight::{InFlight, RequestClass};

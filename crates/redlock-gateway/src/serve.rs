@@ -535,7 +535,7 @@ fn assemble(
         tokio::spawn(bootstrap(locks.clone(), longest_wait, bootstrap_refuted.clone()));
     }
     let cursors = cursor_key(config, &cluster, names, env.entropy.as_ref());
-    telemetry.limits(config.capacity.in_flight, config.capacity.waiters, locks.quorum().size());
+    telemetry.limits(&config.capacity, locks.quorum().size());
     let memory =
         MasterMemory::new(config.settings.master_memory.as_u64(), config.settings.clock_skew);
     let limits = config.settings.limits;
@@ -549,7 +549,7 @@ fn assemble(
         telemetry.clone(),
     );
     let gateway = gateway.with_bootstrap_refuted(bootstrap_refuted).with_callbacks(callbacks);
-    let gateway = gateway.with_memory(config.capacity.events, config.capacity.unread);
+    let gateway = gateway.with_capacity(&config.capacity);
     Ok(Arc::new(gateway.with_wait_share(WaitShare {
         waiters:
             config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),

@@ -35,6 +35,7 @@ pub use self::labels::{Operation, OutcomeLabel, WaitEnd};
 pub use self::logging::{FilterError, Log, check_filter, start_logging};
 pub use self::mentions::Mentions;
 pub use self::traces::{RequestSpan, TraceIds, Traces, TracesError};
+use crate::overload::capacity::Capacity;
 use crate::pattern::Group;
 
 /// Buckets of durations, in seconds: 250 µs to 30 s.
@@ -221,9 +222,10 @@ impl Telemetry {
     }
 
     /// Exports the limits as gauges, so that dashboards can compare them with the numbers in use.
-    pub fn limits(&self, in_flight: usize, waiters: usize, quorum: usize) {
-        self.handles.in_flight_limit.set(in_flight as f64);
-        self.handles.waiters_limit.set(waiters as f64);
+    pub fn limits(&self, capacity: &Capacity, quorum: usize) {
+        self.handles.in_flight_limit.set(capacity.in_flight as f64);
+        self.handles.waiters_limit.set(capacity.waiters as f64);
+        self.handles.event_streams_limit.set(capacity.long_lived as f64);
         self.handles.quorum.set(quorum as f64);
     }
 
@@ -448,6 +450,7 @@ struct Handles {
     waiting_locks: Gauge,
     listings: Gauge,
     event_streams: Gauge,
+    event_streams_limit: Gauge,
     deferred: Gauge,
     callbacks: [Counter; 2],
     handed_over: [Counter; 2],
@@ -499,6 +502,7 @@ impl Handles {
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),
             listings: metrics::gauge!("redlock_listings"),
             event_streams: metrics::gauge!("redlock_event_streams"),
+            event_streams_limit: metrics::gauge!("redlock_event_streams_limit"),
             deferred: metrics::gauge!("redlock_deferred_requests"),
             callbacks: ["failed", "delivered"]
                 .map(|outcome| metrics::counter!("redlock_callbacks_total", "outcome" => outcome)),

@@ -10,15 +10,18 @@ use std::time::Duration;
 use hmac::{Hmac, KeyInit, Mac};
 use redlock_core::{ListCursor, LockName, LockState};
 use sha2::Sha256;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::overload::clients::{Client, Counter, Permit};
+use crate::overload::clients::{Client, Permit};
 
 /// Time limit for one page of a listing. When it is reached, the page has the locks that were found
 /// until then.
 pub(super) const LISTING: Duration = Duration::from_secs(3);
 /// Limit on the listings of all clients that run at a time.
 const MAX: usize = 2;
-/// Limit on the listings of one client that run at a time.
+/// How long a listing waits for its turn.
+const TURN: Duration = Duration::from_secs(5);
+/// Limit on the listings of one client, running or waiting for their turns.
 const MAX_OF_ONE: usize = 1;
 /// Length of a cursor's signature, in bytes.
 const SIGNATURE: usize = 16;
@@ -52,20 +55,33 @@ pub struct TooManyListings {
 }
 
 /// The listings of a gateway.
-#[derive(Default)]
-pub(super) struct Listings(Counter);
+pub(super) struct Listings(Semaphore);
+
+impl Default for Listings {
+    fn default() -> Self {
+        Self(Semaphore::new(MAX))
+    }
+}
 
 impl Listings {
-    /// Takes two slots: one of the client's, and one of the slots for all clients.
-    pub(super) fn begin(&self, client: &Client) -> Result<(Permit, Permit), TooManyListings> {
+    /// Takes a permit of the client's, then waits for its turn among all clients. Listings get turns in
+    /// the order in which they began to wait, so no client is kept out by two others that list again
+    /// and again.
+    pub(super) async fn begin(
+        &self,
+        client: &Client,
+    ) -> Result<(Permit, SemaphorePermit<'_>), TooManyListings> {
         let refused = |max, of_this_client| TooManyListings { max, of_this_client };
         let own = client.listing.take(MAX_OF_ONE).ok_or(refused(MAX_OF_ONE, true))?;
-        let place = self.0.take(MAX).ok_or(refused(MAX, false))?;
-        Ok((own, place))
+        let turn = tokio::time::timeout(TURN, self.0.acquire()).await;
+        // Nobody closes the semaphore.
+        let turn = turn.ok().and_then(Result::ok).ok_or(refused(MAX, false))?;
+        Ok((own, turn))
     }
 
+    /// The listings that run.
     pub(super) fn count(&self) -> usize {
-        self.0.count()
+        MAX - self.0.available_permits()
     }
 }
 
@@ -196,23 +212,26 @@ mod tests {
         }
     }
 
-    #[test]
-    fn listings_are_limited_to_one_per_client_and_two_in_all() {
+    #[tokio::test(start_paused = true)]
+    async fn listings_of_other_clients_get_turns() {
         let listings = Listings::default();
         let [a, b, c] = [(); 3].map(|()| Client::default());
-        let first = listings.begin(&a).unwrap();
-        assert_eq!(
-            listings.begin(&a).unwrap_err(),
-            TooManyListings { max: 1, of_this_client: true }
-        );
-        let _second = listings.begin(&b).unwrap();
-        assert_eq!(
-            listings.begin(&c).unwrap_err(),
-            TooManyListings { max: 2, of_this_client: false }
-        );
-        // A refused listing takes no slot.
+        let first = listings.begin(&a).await.expect("a turn");
+        let again = listings.begin(&a).await.map(drop);
+        assert_eq!(again, Err(TooManyListings { max: 1, of_this_client: true }));
+        let second = listings.begin(&b).await.expect("a turn");
+        let late = listings.begin(&c).await.map(drop);
+        assert_eq!(late, Err(TooManyListings { max: 2, of_this_client: false }));
+        // A refused listing takes no permit.
         assert_eq!((listings.count(), c.listing.count()), (2, 0));
+        // Two clients that list again and again do not keep a third one out.
+        let mut third = Box::pin(listings.begin(&c));
+        assert!(futures_util::poll!(&mut third).is_pending());
         drop(first);
-        assert!(listings.begin(&c).is_ok());
+        let mut again = Box::pin(listings.begin(&a));
+        assert!(futures_util::poll!(&mut again).is_pending(), "the third is first");
+        let third = third.await.expect("its turn");
+        drop((second, third));
+        assert!(again.await.is_ok());
     }
 }

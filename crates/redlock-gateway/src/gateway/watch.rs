@@ -29,13 +29,12 @@ use tokio::sync::{Notify, broadcast};
 
 pub use self::events::{Change, Event, Watched};
 use self::events::{KeptBytes, Sent};
-use self::seen::{End, Seen};
+use self::seen::{End, Seen, SeenLocks};
 use self::state::{BUFFERED_OF_ALL, BUFFERED_OF_NAME, State, Topic};
 use self::turns::Turns;
 use crate::overload::clients::{Client, Counter, NamePermit, Permit};
+use crate::overload::long_lived::LongLived;
 
-/// Limit on event streams, of watchers and holders together.
-const MAX_STREAMS: usize = 20_000;
 /// Limit on the locks that are watched by name. Each is read about once a second.
 const MAX_NAMES: usize = 1_000;
 /// Limit on the different prefixes that are watched.
@@ -49,9 +48,30 @@ pub struct TooManyStreams {
     pub what: &'static str,
 }
 
+/// What all watchers together may take.
+#[derive(Debug)]
+pub(super) struct WatchLimits {
+    /// The connections of streams, and of waiters.
+    pub(super) long_lived: Arc<LongLived>,
+    /// The memory for changes that slow streams have not taken yet.
+    pub(super) event_bytes: usize,
+    /// The memory for what was last seen of watched locks.
+    pub(super) seen_bytes: usize,
+}
+
+/// Unlimited.
+impl Default for WatchLimits {
+    fn default() -> Self {
+        const NONE: usize = usize::MAX;
+        let long_lived = Arc::default();
+        Self { long_lived, event_bytes: NONE, seen_bytes: NONE }
+    }
+}
+
 /// The permits of one event stream; returned when dropped.
 #[derive(Debug)]
 pub struct StreamPermit {
+    _long_lived: Permit,
     _of_client: Permit,
     _of_all: Permit,
 }
@@ -63,6 +83,7 @@ pub(super) struct Watches {
     is_active: AtomicBool,
     /// Open streams of events.
     streams: Counter,
+    long_lived: Arc<LongLived>,
     state: Mutex<State>,
     /// Tells the poller of the first watcher.
     begun: Notify,
@@ -99,16 +120,17 @@ impl Drop for LineChange<'_> {
 
 impl Default for Watches {
     fn default() -> Self {
-        Self::new(usize::MAX)
+        Self::new(WatchLimits::default())
     }
 }
 
 impl Watches {
-    /// `event_bytes`: the memory for changes that slow streams have not taken yet.
-    pub(super) fn new(event_bytes: usize) -> Self {
+    pub(super) fn new(limits: WatchLimits) -> Self {
+        let WatchLimits { long_lived, event_bytes, seen_bytes } = limits;
         Self {
             is_active: AtomicBool::new(false),
             streams: Counter::default(),
+            long_lived,
             state: Mutex::new(State {
                 last_id: 0,
                 names: HashMap::new(),
@@ -116,7 +138,8 @@ impl Watches {
                 all: broadcast::Sender::new(BUFFERED_OF_ALL),
                 recent: VecDeque::new(),
                 kept: KeptBytes::new(event_bytes),
-                seen: HashMap::new(),
+                seen: SeenLocks::new(seen_bytes),
+                is_incomplete: false,
                 lines: HashSet::new(),
                 to_read: HashSet::new(),
             }),
@@ -151,9 +174,10 @@ impl Watches {
         for slot in slots.iter() {
             let stored = name.of_slot(slot);
             // To the watchers of a prefix, a lock without a record was free.
-            let before = state.seen.entry(stored).or_insert_with(Seen::free);
+            state.assume_free(stored.clone(), Instant::now());
             // The next holder may have been recorded first.
-            let is_late = before.by.as_ref().is_some_and(|before| before.fencing > by.fencing);
+            let before = state.seen.get(&stored).and_then(|before| before.by.as_ref());
+            let is_late = before.is_some_and(|before| before.fencing > by.fencing);
             if !is_late {
                 state.see(name, slot, Seen::of(by.clone()), None);
             }
@@ -198,9 +222,7 @@ impl Watches {
         fencing: Option<FencingToken>,
     ) {
         self.of_hold(name, slots, fencing, |state, slot, _| {
-            if let Some(seen) = state.seen.get_mut(&name.of_slot(slot)) {
-                seen.announced = Some(End::Forced);
-            }
+            state.seen.announce(&name.of_slot(slot), End::Forced);
         });
     }
 
@@ -346,10 +368,12 @@ impl Watches {
     /// Counts an event stream. One client may open as many as are still free.
     pub(super) fn begin_stream(&self, client: &Client) -> Result<StreamPermit, TooManyStreams> {
         let full = |max, what| TooManyStreams { max, what };
-        let free = MAX_STREAMS.saturating_sub(self.streams.count());
-        let of_client = client.watching.take(free).ok_or(full(free, "of this client"))?;
-        let permit = self.streams.take(MAX_STREAMS).ok_or(full(MAX_STREAMS, "of all clients"))?;
-        Ok(StreamPermit { _of_client: of_client, _of_all: permit })
+        let all = full(self.long_lived.limit(), "of all clients, with their waiting requests");
+        let _long_lived = self.long_lived.begin_stream().ok_or(all)?;
+        let free = self.long_lived.free() + 1;
+        let _of_client = client.watching.take(free).ok_or(full(free, "of this client"))?;
+        let _of_all = self.streams.take(usize::MAX).ok_or(all)?;
+        Ok(StreamPermit { _long_lived, _of_client, _of_all })
     }
 
     /// The id of a change as a watcher sends it back.
@@ -397,13 +421,18 @@ impl Watcher {
         self.missed.take()
     }
 
+    /// How much memory the locks of a snapshot may take.
+    pub(super) fn most_bytes(&self) -> usize {
+        self.watches.state.lock().seen.limit()
+    }
+
     /// Records the content of a snapshot whose reading `began` at a time. Later changes are relative
-    /// to the snapshot.
+    /// to the snapshot. Returns false if this gateway cannot follow all locks.
     pub(super) fn snapshot_made(
         &mut self,
         began: Instant,
         locks: impl IntoIterator<Item = (LockName, u16, Seen)>,
-    ) {
+    ) -> bool {
         let mut state = self.watches.state.lock();
         for (name, slot, seen) in locks {
             state.see_polled(&name, slot, seen, began);
@@ -413,6 +442,7 @@ impl Watcher {
         {
             state.prefixes.entry(prefix.clone()).or_default().with_snapshot += 1;
         }
+        !state.is_incomplete
     }
 
     /// Waits for the next change of what is watched, and for a turn to deliver it. Nothing is lost
@@ -578,7 +608,8 @@ mod tests {
     #[test]
     fn unread_changes_take_bounded_memory_and_disturb_no_other_lock() {
         const LIMIT: usize = 100_000;
-        let watches = Arc::new(Watches::new(LIMIT));
+        let limits = WatchLimits { event_bytes: LIMIT, ..WatchLimits::default() };
+        let watches = Arc::new(Watches::new(limits));
         let (a, b) = (name("a"), name("b"));
         let slow = watching(&watches, Watched::Lock(a.clone()));
         let mut of_a = watching(&watches, Watched::Lock(a.clone()));
@@ -697,11 +728,63 @@ mod tests {
         assert_eq!(refused, Err(TooManyStreams { max: MAX_PREFIXES, what }));
         drop(prefixes);
         assert_eq!((watches.count(), client.watching.count()), (0, 0));
+    }
+
+    #[test]
+    fn streams_leave_places_to_other_clients_and_connections_to_short_requests() {
+        let long_lived = Arc::new(LongLived::new(14));
+        let limits = WatchLimits { long_lived: long_lived.clone(), ..Default::default() };
+        let watches = Arc::new(Watches::new(limits));
+        let [one, two, three] = Default::default();
+        let streams = |client: &Client| -> Vec<_> {
+            std::iter::from_fn(|| watches.begin_stream(client).ok()).collect()
+        };
         // One client may have as many streams as are still free.
-        let streams = std::iter::from_fn(|| watches.begin_stream(client).ok());
-        let streams: Vec<_> = streams.collect();
-        assert_eq!(streams.len(), MAX_STREAMS / 2);
-        assert!(watches.begin_stream(&Client::default()).is_ok());
+        let of_one = streams(&one);
+        let of_two = streams(&two);
+        assert_eq!((of_one.len(), of_two.len(), streams(&three).len()), (7, 3, 2));
+        // Waiters take connections from the same part.
+        let mut waiters: Vec<_> = std::iter::from_fn(|| long_lived.begin_wait().ok()).collect();
+        assert_eq!(waiters.len(), 14 - 7 - 3);
+        assert!(watches.begin_stream(&three).is_err());
+        waiters.pop();
+        assert!(watches.begin_stream(&three).is_ok());
+        drop((of_one, of_two, waiters));
+        assert_eq!((watches.count(), long_lived.free(), one.watching.count()), (0, 14, 0));
+    }
+
+    #[test]
+    fn locks_of_a_prefix_take_bounded_memory_and_watchers_learn_it() {
+        const LIMIT: usize = 100_000;
+        let limits = WatchLimits { seen_bytes: LIMIT, ..WatchLimits::default() };
+        let watches = Arc::new(Watches::new(limits));
+        let mut of_jobs = watching(&watches, Watched::Prefix("jobs/".into()));
+        let mut of_one = watching(&watches, Watched::Lock(name("jobs/0")));
+        let mut by = HeldBy::default();
+        (by.fencing, by.info) = (fencing(1), vec![b'x'; 2_000].into());
+        let mut lagged = 0;
+        let locks: Vec<_> = (0..1_000).map(|number| name(&format!("jobs/{number}"))).collect();
+        for lock in &locks {
+            watches.held(lock, SlotSet::FIRST, &by);
+            lagged += told(&mut of_jobs).iter().filter(|text| text.starts_with("lagged")).count();
+        }
+        let follows_all = of_jobs.snapshot_made(Instant::now(), []);
+        assert_eq!((lagged, follows_all), (1, false), "told once, and shown in the next snapshot");
+        let (bytes, count) = watches.state.lock().seen.use_now();
+        assert!((LIMIT / 2..=LIMIT).contains(&bytes), "{bytes} bytes");
+        assert!(count > 3 * LIMIT / 4 / 2_000, "{count} locks, without their texts");
+        // What is watched by name is followed still.
+        watches.ended(&locks[0], SlotSet::FIRST, fencing(1), false);
+        watches.held(&locks[0], SlotSet::FIRST, &by);
+        assert_eq!(told(&mut of_one), ["held jobs/0 1", "released jobs/0 1", "held jobs/0 1"]);
+        for lock in &locks {
+            watches.ended(lock, SlotSet::FIRST, fencing(1), false);
+        }
+        watches.state.lock().forget_free();
+        assert!(of_jobs.snapshot_made(Instant::now(), []), "there is room again");
+        drop((of_jobs, of_one));
+        watches.state.lock().forget_all();
+        assert_eq!(watches.state.lock().seen.use_now(), (0, 0));
     }
 
     #[test]
@@ -717,6 +800,6 @@ mod tests {
         let left = state.names.get_mut(&lock).and_then(|topic| topic.left.as_mut());
         *left.expect("no watcher is left") -= TOPIC_LINGER;
         state.forget_unwatched();
-        assert!(state.names.is_empty() && state.seen.is_empty());
+        assert_eq!((state.names.len(), state.seen.use_now()), (0, (0, 0)));
     }
 }

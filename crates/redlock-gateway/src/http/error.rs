@@ -25,8 +25,7 @@ use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings, TooManyStreams};
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
-use crate::overload::in_flight::TooManyExtendMany;
-use crate::overload::unread::{COVERED, UnreadPermit, bounded};
+use crate::overload::large_messages::{COVERED, LargePermit, bounded};
 use crate::remedy::PublicUrl;
 
 /// What a client can do about a TTL above the limit.
@@ -167,8 +166,17 @@ impl ApiError {
             .retry_after(SOON)
     }
 
-    /// The large answers that clients have not read yet leave too little memory for this one.
-    pub(super) fn too_much_unread(bytes: usize) -> Self {
+    /// The large requests and answers under way leave too little memory for this request.
+    pub(super) fn no_memory_for_request(bytes: usize) -> Self {
+        let detail = format!(
+            "the request and its answer need {bytes} bytes more than --memory-budget leaves beside large \
+             requests and answers under way: read those answers, or send fewer leases at once"
+        );
+        OVERLOADED.because(detail).retry_after(SOON)
+    }
+
+    /// The large requests and answers under way leave too little memory for this answer.
+    pub(super) fn no_memory_for_answer(bytes: usize) -> Self {
         let detail = format!(
             "the answer has {bytes} bytes, which is more than --memory-budget leaves beside the answers \
              that this client and others have not read yet: read or close those, or ask for less \
@@ -399,13 +407,6 @@ impl ApiError {
                 let detail = format!("too many listings are under way; allowed here are {max} at a time {of}");
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
-            Refusal::TooManyExtendMany(TooManyExtendMany { max }) => {
-                let detail = format!(
-                    "too many PATCH /locks are under way; allowed are {max} at a time, and one client may have as many as are \
-                     still free"
-                );
-                RATE_LIMITED.because(detail).retry_after(SOON)
-            }
             Refusal::TooManyStreams(TooManyStreams { max, what }) => {
                 let detail = format!("too many event streams are open: {what} (limit {max})");
                 RATE_LIMITED.because(detail).retry_after(SOON)
@@ -472,6 +473,12 @@ impl ApiError {
                     WaitLimit::All => {
                         format!(
                             "{max} requests are waiting for locks here, as many as are allowed (--max-waiters)"
+                        )
+                    }
+                    WaitLimit::Connections => {
+                        format!(
+                            "{max} requests and event streams keep their connections here, as many as may (seven eighths \
+                             of --max-connections)"
                         )
                     }
                     WaitLimit::OfLock => {
@@ -599,7 +606,7 @@ impl ErrorReport {
         id: &HeaderValue,
         url: &PublicUrl,
         response: &mut Response,
-        memory: impl Fn(usize) -> Option<UnreadPermit>,
+        memory: impl Fn(usize) -> Option<LargePermit>,
     ) {
         let request_id = id.to_str().ok().map(str::to_owned);
         let runbook = self.problem.runbook.map(|section| url.link(&section).into());

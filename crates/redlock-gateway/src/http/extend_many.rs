@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use std::vec;
 
-use axum::extract::{FromRequest, Request};
+use axum::extract::Request;
 use axum::response::Response;
 use futures_util::future::poll_fn;
 use futures_util::stream::{self, FuturesUnordered, Stream, StreamExt};
@@ -24,6 +24,7 @@ use crate::audit::AuditPart;
 use crate::auth::{Verb, holds_secret};
 use crate::gateway::ResolvedToken;
 use crate::overload::in_flight::InFlight;
+use crate::overload::large_messages::COVERED;
 
 /// Limit on the leases of one request.
 const MAX_LEASES: usize = 1_000;
@@ -32,6 +33,9 @@ const MAX_BODY: usize = 512 * MAX_LEASES;
 /// Limit on the leases of one request that wait for admission, and on those that are being
 /// extended. The client's share may allow fewer.
 const LEASES_AT_ONCE: usize = 256;
+/// Bytes that a lease takes while it is extended and in the answer. The answer repeats the name, which
+/// counts in the request.
+const LEASE_BYTES: usize = 512;
 /// Leases are extended together as long as they have no more slots than this in all.
 const SLOTS_AT_ONCE: usize = 64;
 
@@ -58,12 +62,27 @@ pub(super) async fn extend_many(access: Access, request: Request) -> Result<Resp
     access.note(|entry| entry.changes = true);
     access.check_record(Verb::Extend)?;
     no_query(request.uri())?;
-    let begun = access.gateway().begin_extend_many(access.client());
-    let permits = begun.map_err(|refusal| access.refused(refusal))?;
-    let Json(body) = Json::<ExtendManyBody, MAX_BODY>::from_request(request, &()).await?;
+    // Clients decide how slowly they send a request and read its answer. So both count by their bytes.
+    let mut permits = Vec::new();
+    let mut reserve = |bytes: usize| {
+        let permit = access.gateway().large_messages().take(access.client(), bytes);
+        permits.push(permit.ok_or_else(|| ApiError::no_memory_for_request(bytes))?);
+        Ok(())
+    };
+    let mut reserved = 0;
+    let grows = |size: usize| {
+        if reserved >= size {
+            return Ok(());
+        }
+        let more = (size - reserved).next_multiple_of(COVERED);
+        reserved += more;
+        reserve(more)
+    };
+    let Json(body) = Json::<ExtendManyBody, MAX_BODY>::read(request, grows).await?;
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     let leases = requested(body.leases)?;
+    reserve(leases.len() * LEASE_BYTES)?;
     if access.is_recorded() {
         let lock = |lease: &RequestedLease| Some(lease.checked.as_ref().ok()?.0.to_string());
         let part = |lease| AuditPart { lock: lock(lease), ..AuditPart::default() };

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::error::ApiError;
 use super::wire::json_line;
 use crate::gateway::GrantGuard;
-use crate::overload::unread::{COVERED, bounded};
+use crate::overload::large_messages::{COVERED, bounded};
 
 pub(super) fn header_value(text: String) -> Result<HeaderValue, ApiError> {
     HeaderValue::try_from(text).map_err(ApiError::internal)

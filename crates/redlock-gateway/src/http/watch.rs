@@ -23,7 +23,7 @@ use super::error::ApiError;
 use super::wire;
 use crate::auth::Verb;
 use crate::gateway::{Change, Next, Refusal, Watched, Watcher};
-use crate::overload::unread::{COVERED, UnreadPermit, bounded};
+use crate::overload::large_messages::{COVERED, LargePermit, bounded};
 
 /// Interval between heartbeats. Proxies often close a connection that is silent for 60 s.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -34,8 +34,8 @@ const MAX_STREAM: Duration = Duration::from_secs(3_600);
 const SNAPSHOT_PAUSE: Duration = Duration::from_secs(5);
 /// How long a snapshot may take. Meanwhile the stream has no heartbeats.
 const SNAPSHOT_LIMIT: Duration = Duration::from_secs(20);
-/// Pause before a snapshot is tried again while all listing slots, or all memory for unread answers, are
-/// taken.
+/// Pause before a snapshot is tried again while all listing slots, or all memory for large answers,
+/// are taken.
 const LISTING_PAUSE: Duration = Duration::from_millis(500);
 /// A piece of the body is sent once it has this many bytes.
 const PIECE_BYTES: usize = 16 * 1024;
@@ -78,7 +78,7 @@ struct EventStream {
     /// What is to be sent next.
     piece: String,
     /// For a large snapshot.
-    permit: Option<UnreadPermit>,
+    permit: Option<LargePermit>,
     /// The size of the last snapshot in bytes, if there was no memory for it.
     postponed: Option<usize>,
 }
@@ -251,8 +251,8 @@ impl EventStream {
 
     /// Whether there may be memory for the snapshot. If not, making it would only load the masters.
     fn may_have_memory(&self) -> bool {
-        let unread = self.caller.gateway().unread();
-        self.postponed.is_none_or(|bytes| unread.has_room(self.caller.client(), bytes))
+        let large = self.caller.gateway().large_messages();
+        self.postponed.is_none_or(|bytes| large.has_room(self.caller.client(), bytes))
     }
 
     /// Makes the snapshot later. Drops the changes until now, because the snapshot will show them.
@@ -268,7 +268,7 @@ impl EventStream {
         if bytes <= COVERED {
             return;
         }
-        self.permit = self.caller.gateway().unread().take(self.caller.client(), bytes);
+        self.permit = self.caller.gateway().large_messages().take(self.caller.client(), bytes);
         if self.permit.is_none() {
             self.postponed = Some(bytes);
             self.piece = String::new();

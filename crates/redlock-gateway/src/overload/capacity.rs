@@ -45,10 +45,16 @@ const IN_FLIGHT: u64 = 4096;
 /// Waiters as a fraction of all connections. Each waiter keeps a connection, and other requests
 /// need connections too.
 const WAITERS_PER_CONNECTIONS: (u64, u64) = (5, 8);
+/// Waiters and event streams together, as a fraction of all connections. The other connections are
+/// left to short requests.
+const LONG_LIVED_PER_CONNECTIONS: (u64, u64) = (7, 8);
 /// The part of the memory budget for events that slow streams have not taken yet: 1 in this many.
-const EVENTS_PART: u64 = 32;
-/// The same for large answers that clients have not read yet.
-const UNREAD_PART: u64 = 16;
+const EVENTS_PART: u64 = 64;
+/// The same for what was last seen of watched locks.
+const WATCHED_PART: u64 = 64;
+/// The same for large requests that clients have not completed, and large answers that they have not
+/// read.
+const LARGE_MESSAGES_PART: u64 = 16;
 /// The same for entries of HTTP/2 header tables, beyond those of each connection.
 const HEADER_TABLES_PART: u64 = 64;
 
@@ -120,10 +126,15 @@ pub struct Capacity {
     pub in_flight: usize,
     /// Bytes for the locks of all embedded nodes together; 0 without embedded nodes.
     pub locks: u64,
+    /// Connections of waiters and event streams together.
+    pub long_lived: usize,
     /// Bytes for events that slow streams have not taken yet.
     pub events: u64,
-    /// Bytes for large answers that clients have not read yet.
-    pub unread: u64,
+    /// Bytes for what was last seen of watched locks.
+    pub watched: u64,
+    /// Bytes for large requests that clients have not completed, and large answers that they have not
+    /// read.
+    pub large_messages: u64,
     /// Bytes for entries of HTTP/2 header tables, beyond those of each connection; 0 without HTTP/2.
     pub header_tables: u64,
     given: Given,
@@ -141,14 +152,18 @@ impl Capacity {
         };
         let connections =
             given.connections.unwrap_or_else(|| scaled(given.transport.connections()));
-        let waiters = connections as u64 * WAITERS_PER_CONNECTIONS.0 / WAITERS_PER_CONNECTIONS.1;
+        let part = |(of, all)| ((connections as u64 * of / all) as usize).max(1);
+        let waiters = given.waiters.unwrap_or(part(WAITERS_PER_CONNECTIONS));
         Self {
             connections,
-            waiters: given.waiters.unwrap_or((waiters as usize).max(1)),
+            waiters,
+            // A limit that the operator has set stays in force.
+            long_lived: part(LONG_LIVED_PER_CONNECTIONS).max(given.waiters.unwrap_or(0)),
             in_flight: given.in_flight.unwrap_or_else(|| scaled(IN_FLIGHT)),
             locks,
             events: spendable / EVENTS_PART,
-            unread: spendable / UNREAD_PART,
+            watched: spendable / WATCHED_PART,
+            large_messages: spendable / LARGE_MESSAGES_PART,
             header_tables: match given.transport {
                 Transport::Http2 => spendable / HEADER_TABLES_PART,
                 Transport::Plain | Transport::Tls => 0,
@@ -199,7 +214,9 @@ impl Capacity {
             ("--max-in-flight", self.in_flight, cost(self.in_flight, REQUEST_BYTES)),
             ("--max-waiters", self.waiters, cost(self.waiters, WAITER_BYTES)),
         ];
-        let fixed = BASE_BYTES + self.locks + self.events + self.unread + self.header_tables;
+        let pools =
+            [self.locks, self.events, self.watched, self.large_messages, self.header_tables];
+        let fixed = BASE_BYTES + pools.iter().sum::<u64>();
         let sum = costs.iter().fold(fixed, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
         (costs, ByteSize::b(sum))
     }

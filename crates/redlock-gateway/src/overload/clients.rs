@@ -56,8 +56,9 @@ pub struct Client {
     pub listing: Counter,
     /// Open event streams.
     pub watching: Counter,
-    /// Bytes of large answers that the client has not read yet.
-    pub unread: Counter,
+    /// Bytes of large requests that the client has not completed, and of large answers that it has not
+    /// read.
+    pub large_messages: Counter,
     /// Requests that were answered before they were granted, until they end.
     pub deferred: Counter,
     /// Callbacks under way.
@@ -66,9 +67,7 @@ pub struct Client {
     pub watched_locks: LockNames,
     /// The prefixes that are watched.
     pub watched_prefixes: Names<String>,
-    /// Requests under way that extend many locks each.
-    pub extend_many: Counter,
-    /// The leases of such requests that are in flight.
+    /// The leases in flight of requests that extend many locks each.
     pub extend_many_leases: Concurrency,
     /// Requests in the fair queue.
     pub queue: Arc<ClientQueue>,
@@ -129,9 +128,8 @@ impl Client {
             &self.places,
             &self.listing,
             &self.watching,
-            &self.unread,
+            &self.large_messages,
             &self.deferred,
-            &self.extend_many,
         ];
         counters.iter().all(|counter| counter.count() == 0) && self.quota.is_empty()
     }

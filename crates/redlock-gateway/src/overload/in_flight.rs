@@ -39,18 +39,6 @@ pub enum RequestClass {
     Other,
 }
 
-/// One request that extends many locks may need as much memory as this many others: its body and
-/// its answer have up to 512 kB each. So the limit on these requests is the limit on all requests
-/// divided by this number.
-const REQUESTS_PER_EXTEND_MANY: usize = 128;
-
-/// Refusal of a request that extends many locks: `max` are under way, or the client has as many as
-/// are still free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooManyExtendMany {
-    pub max: usize,
-}
-
 /// The requests of a gateway.
 pub(crate) struct Requests {
     limit: usize,
@@ -58,9 +46,6 @@ pub(crate) struct Requests {
     in_flight: Counter,
     /// Those requests in flight that are of [`RequestClass::Other`].
     acquires: Counter,
-    /// Requests that extend many locks, whether their bodies are complete or not.
-    extend_many: Counter,
-    extend_many_limit: usize,
     contention: ContentionTracker,
     min_round_trip: MinRoundTrip,
     active: Arc<ActiveCount>,
@@ -132,8 +117,6 @@ impl Requests {
             limit,
             in_flight: Counter::default(),
             acquires: Counter::default(),
-            extend_many: Counter::default(),
-            extend_many_limit: limit.div_ceil(REQUESTS_PER_EXTEND_MANY).max(2),
             contention: ContentionTracker::default(),
             min_round_trip: MinRoundTrip {
                 micros: AtomicU64::new(MinRoundTrip::MAX_MICROS),
@@ -157,22 +140,6 @@ impl Requests {
         let running = running.begin(concurrent_limit).await;
         let share = running.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         Some(InFlight { permits, running, share, _lease_permit: None })
-    }
-
-    /// Takes the two permits of a request that extends many locks, before its body is read. A client
-    /// may hold as many as are still free. Each lease then enters with
-    /// [`enter_lease`](Self::enter_lease).
-    ///
-    /// # Errors
-    /// How many requests of this kind may be under way.
-    pub(crate) fn begin_extend_many(
-        &self,
-        client: &Client,
-    ) -> Result<(Permit, Permit), TooManyExtendMany> {
-        let max = self.extend_many_limit;
-        let free = max.saturating_sub(self.extend_many.count());
-        let own = client.extend_many.take(free).ok_or(TooManyExtendMany { max })?;
-        Ok((own, self.extend_many.take(max).ok_or(TooManyExtendMany { max })?))
     }
 
     /// Enters one lease of a request that extends many locks, as [`RequestClass::Held`]. All such
@@ -329,22 +296,6 @@ mod tests {
             all(&requests, RequestClass::Held, &other),
         ];
         assert_eq!(all(&requests, RequestClass::Other, &third).len(), 512);
-    }
-
-    #[test]
-    fn a_client_leaves_half_of_the_large_requests_to_the_next_one() {
-        let requests = Requests::new(4096);
-        let [greedy, other] = <[Client; 2]>::default();
-        let all = |client| -> Vec<_> {
-            std::iter::from_fn(|| requests.begin_extend_many(client).ok()).collect()
-        };
-        let first = all(&greedy);
-        let second = all(&other);
-        assert_eq!((first.len(), second.len()), (16, 8));
-        drop((first, second));
-        assert_eq!(all(&other).len(), 16);
-        let smallest = Requests::new(1);
-        assert!(smallest.begin_extend_many(&greedy).is_ok());
     }
 
     #[tokio::test]

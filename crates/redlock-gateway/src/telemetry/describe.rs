@@ -39,6 +39,10 @@ pub(super) fn describe() {
     gauge!("redlock_listings", "Listings under way.");
     gauge!("redlock_event_streams", "Open event streams, of watchers and of holders.");
     gauge!(
+        "redlock_event_streams_limit",
+        "Maximum number of event streams and waiting requests together."
+    );
+    gauge!(
         "redlock_deferred_requests",
         "Requests with `Prefer: respond-async` that wait for their lock or for its claim."
     );

@@ -96,7 +96,7 @@ async fn inspect(watches: &Watches, locks: &Redlock, due: Vec<(LockName, u16)>, 
             return;
         }
         // Beside a known slot 1, a slot without a record was free.
-        let is_known = state.seen.contains_key(&name);
+        let is_known = state.seen.get(&name).is_some();
         let mut holders = inspection.holders.into_iter().peekable();
         for slot in (1..=count).filter(|slot| !inspection.unknown_slots.contains(slot)) {
             let holder = holders.next_if(|holder| holder.slot == slot);
@@ -126,7 +126,8 @@ async fn list(watches: &Watches, locks: &Redlock) -> Duration {
     let is_listed =
         |name: &LockName| prefixes.iter().any(|prefix| name.as_str().starts_with(prefix.as_str()));
     let began = Instant::now();
-    let listed = pages(locks, common, is_listed).await;
+    let bytes = watches.state.lock().seen.limit();
+    let listed = pages(locks, common, bytes, is_listed).await;
     let took = began.elapsed();
     let Ok((held, is_complete)) = listed else { return took };
     let found: HashSet<LockName> = held.iter().map(|(stored, _)| stored.clone()).collect();
@@ -154,16 +155,18 @@ async fn list(watches: &Watches, locks: &Redlock) -> Duration {
     took
 }
 
-/// All held locks that pass, under the names by which they are stored, and whether these are all.
+/// The held locks that pass, under the names by which they are stored, and whether these are all. The
+/// last page may exceed `most_bytes`.
 ///
 /// # Errors
 /// As [`redlock_core::Redlock::list`].
 pub(crate) async fn pages(
     locks: &Redlock,
     prefix: &str,
+    most_bytes: usize,
     passes: impl Fn(&LockName) -> bool + Send + Sync,
 ) -> Result<(Vec<(LockName, Seen)>, bool), LockError> {
-    let mut held = Vec::new();
+    let (mut held, mut bytes) = (Vec::new(), 0);
     let mut cursor = ListCursor::default();
     // The limit ends a listing that is prolonged by locks that come and go.
     for _ in 0..2 * MAX_LISTED / PAGE_LOCKS {
@@ -171,8 +174,12 @@ pub(crate) async fn pages(
         let page = locks.list(prefix, PAGE_LOCKS, cursor, LISTING, &passes).await?;
         for (stored, state) in page.locks {
             if let LockState::Held(by) = state {
+                bytes += size_of::<(LockName, Seen)>() + stored.as_str().len() + by.info.len();
                 held.push((stored, Seen::within(by, began)));
             }
+        }
+        if bytes > most_bytes {
+            return Ok((held, false));
         }
         if held.len() > MAX_LISTED {
             held.truncate(MAX_LISTED);

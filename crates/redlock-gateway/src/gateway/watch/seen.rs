@@ -1,8 +1,9 @@
 //! The last known state of a lock, and the events between two states.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use redlock_core::HeldBy;
+use redlock_core::{HeldBy, LockName};
 
 use super::events::Event;
 
@@ -54,6 +55,102 @@ impl Seen {
     /// Whether both are the same hold.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.by.as_ref().zip(other.by.as_ref()).is_some_and(|(one, other)| is_same_hold(one, other))
+    }
+}
+
+/// What was last seen of each lock, or slot, by the name under which it is stored. Clients choose how
+/// many locks are held, so the memory for the records is bounded.
+#[derive(Debug)]
+pub(super) struct SeenLocks {
+    records: HashMap<LockName, Seen>,
+    bytes: usize,
+    limit: usize,
+}
+
+impl SeenLocks {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { records: HashMap::new(), bytes: 0, limit }
+    }
+
+    /// The memory of a record. A hash table has up to twice the room that its entries need.
+    fn cost(stored: &LockName, seen: &Seen) -> usize {
+        let text = seen.by.as_ref().map_or(0, |by| by.info.len());
+        2 * size_of::<(LockName, Seen)>() + stored.as_str().len() + text
+    }
+
+    pub(super) fn get(&self, stored: &LockName) -> Option<&Seen> {
+        self.records.get(stored)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&LockName, &Seen)> {
+        self.records.iter()
+    }
+
+    pub(super) fn announce(&mut self, stored: &LockName, end: End) {
+        if let Some(seen) = self.records.get_mut(stored) {
+            seen.announced = Some(end);
+        }
+    }
+
+    /// Replaces the record of a lock. Without memory for its text for people, the record has none.
+    /// Returns false if there is no memory at all: then the lock has no record any more. Locks that are
+    /// watched by name may use all of the memory, and others three quarters.
+    pub(super) fn record(
+        &mut self,
+        stored: LockName,
+        mut seen: Seen,
+        is_watched_by_name: bool,
+    ) -> bool {
+        let limit = if is_watched_by_name { self.limit } else { self.limit / 4 * 3 };
+        self.forget(&stored);
+        if let Some(by) = &mut seen.by
+            && self.bytes + Self::cost(&stored, &Seen::free()) + by.info.len() > limit
+        {
+            by.info = Box::default();
+        }
+        let cost = Self::cost(&stored, &seen);
+        let has_room = self.bytes + cost <= limit;
+        if has_room {
+            self.bytes += cost;
+            self.records.insert(stored, seen);
+        }
+        has_room
+    }
+
+    fn forget(&mut self, stored: &LockName) {
+        if let Some(seen) = self.records.remove(stored) {
+            self.bytes -= Self::cost(stored, &seen);
+        }
+    }
+
+    pub(super) fn retain(&mut self, mut keeps: impl FnMut(&LockName, &Seen) -> bool) {
+        let Self { records, bytes, .. } = self;
+        records.retain(|stored, seen| {
+            let is_kept = keeps(stored, seen);
+            if !is_kept {
+                *bytes -= Self::cost(stored, seen);
+            }
+            is_kept
+        });
+        if records.len() < records.capacity() / 4 {
+            records.shrink_to_fit();
+        }
+    }
+
+    /// Whether half of the memory is free.
+    pub(super) fn has_room(&self) -> bool {
+        self.bytes <= self.limit / 2
+    }
+
+    /// The memory of all records in bytes, and their number.
+    #[cfg(test)]
+    pub(super) fn use_now(&self) -> (usize, usize) {
+        (self.bytes, self.records.len())
+    }
+
+    /// Limit on the memory of all records, in bytes.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
     }
 }
 

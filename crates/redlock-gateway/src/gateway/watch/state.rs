@@ -8,7 +8,7 @@ use redlock_core::{LockName, Slots};
 use tokio::sync::broadcast;
 
 use super::events::{Change, Event, KeptBytes, Sent};
-use super::seen::{self, End, Seen};
+use super::seen::{self, End, Seen, SeenLocks};
 
 /// Limit on the locks in a snapshot, and on those that a poll lists.
 pub(super) const MAX_LISTED: usize = 10_000;
@@ -41,8 +41,9 @@ pub(super) struct State {
     pub(super) all: broadcast::Sender<Sent>,
     pub(super) recent: VecDeque<Arc<Change>>,
     pub(super) kept: KeptBytes,
-    /// What was last seen of each lock, or slot, by the name under which it is stored.
-    pub(super) seen: HashMap<LockName, Seen>,
+    pub(super) seen: SeenLocks,
+    /// Whether watchers of prefixes were told that not all locks are followed.
+    pub(super) is_incomplete: bool,
     /// Locks whose line has changed.
     pub(super) lines: HashSet<LockName>,
     /// Locks to read before the next poll is due.
@@ -126,8 +127,25 @@ impl State {
             let of_holder = crate::info::LockMetadata::read(&by.info).slots.unwrap_or(1);
             topic.slots = topic.slots.max(of_holder).max(slot);
         }
-        self.seen.insert(stored, now);
+        self.record(stored, now);
         events.into_iter().for_each(|event| self.tell(name, slot, event));
+    }
+
+    /// Records the state of a slot. Without memory for the record, this gateway no longer notices
+    /// changes of the slot. Watchers of prefixes then get a snapshot, which says so.
+    fn record(&mut self, stored: LockName, now: Seen) {
+        let is_watched_by_name = self.names.contains_key(&stored.lock_and_slot().0);
+        if self.seen.record(stored, now, is_watched_by_name) || self.is_incomplete {
+            return;
+        }
+        self.is_incomplete = true;
+        tracing::warn!(
+            bytes = self.seen.limit(),
+            "watchers of prefixes no longer learn of changes of all locks, because the memory for \
+             watched locks is used up: raise --memory-budget, or watch fewer locks"
+        );
+        // Sending fails only when nobody receives.
+        let _ = self.all.send(Sent::Dropped);
     }
 
     /// Forgets what nobody watches any more.
@@ -168,12 +186,15 @@ impl State {
 
     /// Records that a slot without a record was free when a reading `began`.
     pub(super) fn assume_free(&mut self, stored: LockName, began: Instant) {
-        self.seen.entry(stored).or_insert_with(|| Seen { at: began, ..Seen::free() });
+        if self.seen.get(&stored).is_none() {
+            self.record(stored, Seen { at: began, ..Seen::free() });
+        }
     }
 
     /// Forgets everything, when nobody watches.
     pub(super) fn forget_all(&mut self) {
-        self.seen.clear();
+        self.seen.retain(|_, _| false);
+        self.is_incomplete = false;
         self.recent.clear();
         self.lines.clear();
         self.to_read.clear();
@@ -187,7 +208,7 @@ impl State {
         is_missing: impl Fn(&LockName) -> bool,
     ) -> HashMap<LockName, u16> {
         let mut gone = HashMap::new();
-        for (stored, seen) in &self.seen {
+        for (stored, seen) in self.seen.iter() {
             if seen.by.is_some() && seen.at < began && is_missing(stored) {
                 let (name, slot) = stored.lock_and_slot();
                 let largest = gone.entry(name).or_insert(slot);
@@ -215,6 +236,7 @@ impl State {
         self.seen.retain(|stored, seen| {
             seen.by.is_some() || names.contains_key(&stored.lock_and_slot().0)
         });
+        self.is_incomplete &= !self.seen.has_room();
     }
 }
 

@@ -35,27 +35,37 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        Self::read(request, |_| Ok(())).await
+    }
+}
+
+impl<T: DeserializeOwned + Default, const MAX: usize> Json<T, MAX> {
+    /// Reads a body. `grows` is called with the size that the body will have, before each part of it is
+    /// kept. An error of `grows` is the result.
+    pub(crate) async fn read(
+        request: Request,
+        grows: impl FnMut(usize) -> Result<(), ApiError>,
+    ) -> Result<Self, ApiError> {
         let (parts, mut body) = request.into_parts();
         if http_body::Body::is_end_stream(&body) {
             return Ok(Self(T::default()));
         }
-        let bytes = match tokio::time::timeout(BODY_TIMEOUT, collected(&mut body, MAX)).await {
+        let collected = collected(&mut body, MAX, grows);
+        let bytes = match tokio::time::timeout(BODY_TIMEOUT, collected).await {
             Err(_) => {
                 let limit = show(BODY_TIMEOUT);
                 return Err(REQUEST_TIMEOUT
                     .because(format!("the request body did not arrive within {limit}")));
             }
-            Ok(Err(_)) => return Err(INVALID_BODY.because("the body broke off")),
-            Ok(Ok(None)) => {
+            Ok(Err(error @ NotCollected::BrokeOff)) => return Err(error.into_refusal(MAX)),
+            Ok(Err(error)) => {
                 // Without this, the gateway would close the connection while the client still
                 // sends. The client would get a reset and never see the answer. The future is
                 // boxed, because it would make the future of every request larger.
                 Box::pin(read_rest(body, REST_TIMEOUT)).await;
-                return Err(
-                    BODY_TOO_LARGE.because(format!("the request body is larger than {MAX} bytes"))
-                );
+                return Err(error.into_refusal(MAX));
             }
-            Ok(Ok(Some(bytes))) => bytes,
+            Ok(Ok(bytes)) => bytes,
         };
         check_codings(&parts.headers)?;
         // Some generated clients cannot omit a body.
@@ -109,20 +119,44 @@ fn check_codings(headers: &HeaderMap) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Collects the body of at most `max` bytes. Returns `None` when the body is too large. Chunks are copied, because each
-/// chunk keeps its whole read buffer in memory. If a client sends its body byte by byte, that would
-/// be 8 KB for each byte.
-async fn collected(body: &mut Body, max: usize) -> Result<Option<Vec<u8>>, axum::Error> {
+/// Why a body was not collected.
+enum NotCollected {
+    BrokeOff,
+    TooLarge,
+    Refused(ApiError),
+}
+
+impl NotCollected {
+    fn into_refusal(self, max: usize) -> ApiError {
+        match self {
+            Self::BrokeOff => INVALID_BODY.because("the body broke off"),
+            Self::TooLarge => {
+                BODY_TOO_LARGE.because(format!("the request body is larger than {max} bytes"))
+            }
+            Self::Refused(error) => error,
+        }
+    }
+}
+
+/// Collects the body of at most `max` bytes. Chunks are copied, because each chunk keeps its whole read
+/// buffer in memory. If a client sends its body byte by byte, that would be 8 KB for each byte.
+async fn collected(
+    body: &mut Body,
+    max: usize,
+    mut grows: impl FnMut(usize) -> Result<(), ApiError>,
+) -> Result<Vec<u8>, NotCollected> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
-        if let Ok(chunk) = frame?.into_data() {
-            if bytes.len() + chunk.len() > max {
-                return Ok(None);
+        if let Ok(chunk) = frame.map_err(|_| NotCollected::BrokeOff)?.into_data() {
+            let size = bytes.len() + chunk.len();
+            if size > max {
+                return Err(NotCollected::TooLarge);
             }
+            grows(size).map_err(NotCollected::Refused)?;
             bytes.extend_from_slice(&chunk);
         }
     }
-    Ok(Some(bytes))
+    Ok(bytes)
 }
 
 /// Describes why a body could not be read. The parser's error may quote any part of the body. So an

@@ -1,35 +1,36 @@
-//! Bounds the bytes of large answers that clients have not read yet.
+//! Bounds the bytes of large requests that clients have not completed, and of large answers that they
+//! have not read.
 
 use bytes::Bytes;
 
 use super::clients::{Client, Counter, Permit};
 
-/// An answer of at most this many bytes needs no permit: the cost of its connection covers it.
+/// A message of at most this many bytes needs no permit: the cost of its connection covers it.
 pub(crate) const COVERED: usize = 16 * 1024;
 
-/// The bytes of all large answers together.
+/// The bytes of all large requests and answers together.
 #[derive(Debug)]
-pub struct UnreadBytes {
+pub struct LargeMessages {
     limit: usize,
     taken: Counter,
 }
 
 /// Unlimited.
-impl Default for UnreadBytes {
+impl Default for LargeMessages {
     fn default() -> Self {
         Self { limit: usize::MAX, taken: Counter::default() }
     }
 }
 
-/// The bytes of one large answer; returned when dropped.
+/// The bytes of one large message, or of a part; returned when dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct UnreadPermit {
+pub struct LargePermit {
     _of_all: Permit,
     _of_client: Permit,
 }
 
-impl UnreadBytes {
+impl LargeMessages {
     pub fn new(limit: u64) -> Self {
         Self { limit: usize::try_from(limit).unwrap_or(usize::MAX), ..Self::default() }
     }
@@ -37,7 +38,7 @@ impl UnreadBytes {
     /// Takes the bytes of an answer. One client may take as many as are still free. While nothing is
     /// taken, one answer of any size is admitted: with a small budget, an answer may be larger than the
     /// limit.
-    pub fn take(&self, client: &Client, bytes: usize) -> Option<UnreadPermit> {
+    pub fn take(&self, client: &Client, bytes: usize) -> Option<LargePermit> {
         let within =
             |limit: usize| move |held: usize| held.checked_add(bytes).filter(|held| *held <= limit);
         let of_all = self.taken.take_when(bytes, |held| {
@@ -45,15 +46,15 @@ impl UnreadBytes {
         })?;
         let taken = self.taken.count();
         let free = if taken == bytes { usize::MAX } else { self.limit.saturating_sub(taken) };
-        let of_client = client.unread.take_when(bytes, within(free))?;
-        Some(UnreadPermit { _of_all: of_all, _of_client: of_client })
+        let of_client = client.large_messages.take_when(bytes, within(free))?;
+        Some(LargePermit { _of_all: of_all, _of_client: of_client })
     }
 
-    /// Whether [`UnreadBytes::take`] would succeed now.
+    /// Whether [`LargeMessages::take`] would succeed now.
     pub fn has_room(&self, client: &Client, bytes: usize) -> bool {
         let taken = self.taken.count();
         let free = self.limit.saturating_sub(taken).saturating_sub(bytes);
-        taken == 0 || client.unread.count().saturating_add(bytes) <= free
+        taken == 0 || client.large_messages.count().saturating_add(bytes) <= free
     }
 }
 
@@ -83,21 +84,21 @@ mod tests {
 
     #[test]
     fn a_client_takes_as_many_bytes_as_are_still_free() {
-        let unread = UnreadBytes::new(100);
+        let large = LargeMessages::new(100);
         let clients: [Client; 3] = Default::default();
         let mut permits = Vec::new();
         let mut take = |client: usize| {
-            let taken = std::iter::from_fn(|| unread.take(&clients[client], 10)).take(20);
+            let taken = std::iter::from_fn(|| large.take(&clients[client], 10)).take(20);
             let before = permits.len();
             permits.extend(taken);
             permits.len() - before
         };
         assert_eq!([take(0), take(1), take(0), take(2)], [5, 2, 0, 1]);
         drop(permits);
-        let single = unread.take(&clients[0], 1_000);
+        let single = large.take(&clients[0], 1_000);
         assert!(single.is_some(), "an answer larger than the limit, while there is no other");
-        assert!(unread.take(&clients[1], 1).is_none());
+        assert!(large.take(&clients[1], 1).is_none());
         drop(single);
-        assert!(unread.take(&clients[1], 1).is_some());
+        assert!(large.take(&clients[1], 1).is_some());
     }
 }
