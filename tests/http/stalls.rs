@@ -75,6 +75,35 @@ async fn hung_majority_delays_only_the_first_requests() {
     servers[..2].iter().for_each(RedisServer::cont);
 }
 
+/// The masters stop, a `PATCH` is answered 503, and the masters run the extension 8 s later.
+#[tokio::test]
+async fn an_extension_that_runs_late_prolongs_no_lock_beyond_its_ttl() {
+    const STOPPED: Duration = Duration::from_secs(8);
+    const ASKED_MS: u64 = 30_000;
+    /// The default of `--clock-skew`.
+    const SKEW: Duration = Duration::from_secs(2);
+    let servers = masters(3);
+    let gateway = over(&servers).await;
+    let first_ms = STOPPED.as_millis() as u64 * 2;
+    let lease = gateway.acquire_for("job", first_ms).await;
+    servers.iter().for_each(RedisServer::stop);
+    let refused = gateway.patch("job", &lease.token, ASKED_MS).await;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    let answered = Instant::now();
+    tokio::time::sleep(STOPPED).await;
+    let late = answered.elapsed() - SKEW;
+    servers.iter().for_each(RedisServer::cont);
+    for server in &servers {
+        let life = eventually("the master has run the extension", async || {
+            let left = server.cmd(&["PTTL", "lock:job"]).integer();
+            (left > first_ms as i64 / 2).then_some(left as u128)
+        })
+        .await;
+        let most = u128::from(ASKED_MS) - late.as_millis();
+        assert!(life <= most, "{life} ms are left; at most {most} may be");
+    }
+}
+
 /// A disk, three masters that sync each write to it, and a gateway over them.
 async fn on_slow_disk() -> (SlowDisk, Vec<RedisServer>, Gateway) {
     let disk = SlowDisk::new();

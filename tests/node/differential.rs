@@ -39,13 +39,15 @@ const TOLERANCE: Duration = Duration::from_millis(LONG_MS / 3);
 /// shorter shows.
 const LIVES_MS: [u64; 3] = [LONG_MS, 2 * LONG_MS, 3 * LONG_MS];
 const SHORT_MS: u64 = 15;
+/// The clock skew of the nodes.
+const D: Duration = Duration::from_secs(600);
 
 /// Values of other clients. The one of zeros has owner 0's text at the place where a record has its
 /// owner.
 const TEXTS: &[&[u8]] = &[b"", b"uuid-of-another-client", b"1", &[b'0'; 57], &[b'7'; 90]];
 
 fn settings() -> NodeSettings {
-    NodeSettings::default().with_max_clock_skew(Duration::from_secs(600))
+    NodeSettings::default().with_max_clock_skew(D)
 }
 
 /// One step on one lock. `t` is an offset in microseconds from the start of the case.
@@ -60,6 +62,7 @@ enum Step {
     Extend {
         owner: u8,
         life_ms: u64,
+        late_ms: u64,
     },
     Repair {
         owner: u8,
@@ -79,6 +82,7 @@ enum Step {
         owner: u8,
         t: i64,
         life_ms: u64,
+        late_ms: u64,
     },
     /// Another client sets the key with SET.
     Foreign {
@@ -125,6 +129,13 @@ fn any_life() -> impl Strategy<Value = u64> {
     prop_oneof![30 => proptest::sample::select(&LIVES_MS[..]), 1 => Just(SHORT_MS)]
 }
 
+/// How long the node stood still before it runs the operation. After the second delay, a part of each
+/// long life is left, which differs from the others by more than the tolerance.
+fn any_delay() -> impl Strategy<Value = u64> {
+    let skew = D.as_millis() as u64;
+    prop_oneof![4 => Just(0), 1 => Just(skew + LONG_MS / 2), 1 => Just(skew + 4 * LONG_MS)]
+}
+
 fn any_tell() -> impl Strategy<Value = Tell> {
     proptest::arbitrary::any::<(bool, bool)>().prop_map(|(memory, redis)| Tell { memory, redis })
 }
@@ -141,11 +152,12 @@ fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         9 => (owner.clone(), any_t(), any_life(), any_tell())
             .prop_map(|(owner, t, life_ms, tell)| Step::Acquire { owner, t, life_ms, tell }),
-        4 => (owner.clone(), any_life()).prop_map(|(owner, life_ms)| Step::Extend { owner, life_ms }),
+        4 => (owner.clone(), any_life(), any_delay())
+            .prop_map(|(owner, life_ms, late_ms)| Step::Extend { owner, life_ms, late_ms }),
         4 => (owner.clone(), any_t(), any_life(), proptest::bool::ANY)
             .prop_map(|(owner, t, life_ms, catches_up)| Step::Repair { owner, t, life_ms, catches_up }),
-        4 => (owner.clone(), any_t(), any_life())
-            .prop_map(|(owner, t, life_ms)| Step::Keep { owner, t, life_ms }),
+        4 => (owner.clone(), any_t(), any_life(), any_delay())
+            .prop_map(|(owner, t, life_ms, late_ms)| Step::Keep { owner, t, life_ms, late_ms }),
         9 => (owner, any_t(), proptest::sample::select(&SCOPES[..]), any_tell())
             .prop_map(|(owner, t, scope, tell)| Step::Release { owner, t, scope, tell }),
         1 => (value, proptest::option::of(any_life())).prop_map(|(value, life_ms)| Step::Foreign { value, life_ms }),
@@ -297,8 +309,9 @@ impl Pair {
             Step::Acquire { owner, t, life_ms, tell } => {
                 self.both_telling(lock.acquire(owner, at(t), life_ms), tell).await?;
             }
-            Step::Extend { owner, life_ms } => {
-                drop(self.both(lock.extend(owner, at(0), life_ms)).await?)
+            Step::Extend { owner, life_ms, late_ms } => {
+                let began = now() - late_ms * 1_000;
+                drop(self.both(lock.extend_late(owner, at(0), life_ms, began)).await?)
             }
             Step::Repair { owner, t, life_ms, catches_up } => {
                 let repair = if catches_up { Lock::catch_up } else { Lock::repair };
@@ -308,7 +321,7 @@ impl Pair {
                 let release = match scope {
                     ReleaseScope::Holder => lock.release(owner, at(t)),
                     ReleaseScope::Proposal => lock.undo(owner, at(t)),
-                    ReleaseScope::HolderKeeping(_) => unreachable!("a step of its own"),
+                    ReleaseScope::HolderKeeping { .. } => unreachable!("a step of its own"),
                     // A release with this scope publishes no hint.
                     ReleaseScope::Grant => {
                         return self.both(lock.release_exactly(owner, at(t))).await.map(drop);
@@ -316,8 +329,9 @@ impl Pair {
                 };
                 self.both_telling(release, tell).await?;
             }
-            Step::Keep { owner, t, life_ms } => {
-                self.both(lock.release_keeping(owner, at(t), life_ms)).await?;
+            Step::Keep { owner, t, life_ms, late_ms } => {
+                let began = now() - late_ms * 1_000;
+                self.both(lock.release_keeping_late(owner, at(t), life_ms, began)).await?;
             }
             Step::Foreign { value: Value::Text(text), life_ms } => {
                 self.set(&lock.keys.lock, text, life_ms)

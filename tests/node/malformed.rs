@@ -54,13 +54,14 @@ fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
     let lock = |n: usize| Lock::new(&format!("{round}/{n}"));
     let op = |chance: &mut Chance, lock: &Lock| -> Op {
         let owner = chance.below(3) as u8;
-        let op = match chance.below(7) {
+        let op = match chance.below(8) {
             0 => lock.extend(owner, T, LONG_MS),
             1 => lock.repair_of(owner, T, LONG_MS, T),
             2 => lock.release(owner, T),
             3 => lock.undo(owner, T),
             4 => lock.release_exactly(owner, T),
             5 => lock.inspect(),
+            6 => lock.release_keeping(owner, T, LONG_MS),
             _ => lock.acquire(owner, T, LONG_MS),
         };
         let may_tell = matches!(op, Op::Acquire { .. } | Op::Release { .. });

@@ -229,6 +229,44 @@ async fn the_undo_of_a_set_spares_a_set_that_is_being_confirmed(
     Ok(())
 }
 
+/// The node stood still, and runs an extension and two releases with a time to hold long after they
+/// were asked for.
+async fn a_late_operation_keeps_no_lock_for_longer_than_was_asked(
+    rules: SafetyRules,
+    kind: Kind,
+) -> Result<(), String> {
+    const LIFE_MS: u64 = 30_000;
+    const GONE_MS: u64 = 20_000;
+    let subject = subject(rules, kind).await;
+    let (lock, t) = (Lock::new("a"), now());
+    let asked = |gone_ms: u64| now() - (D.as_micros() as u64 + gone_ms * 1_000);
+    demand(subject.ask(lock.acquire(1, t, 5_000)).await, Vote::Granted, "a request")?;
+    let late = subject.ask(lock.extend_late(1, t, LIFE_MS, asked(GONE_MS))).await;
+    let life = |vote: &Vote| match vote {
+        Vote::Extended { expires_in } => Some(expires_in.as_millis() as u64),
+        Vote::Found(holding) => Some(holding.expires_in?.as_millis() as u64),
+        _ => None,
+    };
+    if !life(&late).is_some_and(|life| (5_000..=LIFE_MS - GONE_MS).contains(&life)) {
+        return Err(format!("the late extension: {late:?}"));
+    }
+    let over = subject.ask(lock.extend_late(1, t, LIFE_MS, asked(LIFE_MS))).await;
+    if !matches!(&over, Vote::Failed(failure) if failure.reason == Reason::Clock) {
+        return Err(format!("an extension whose time is over: {over:?}"));
+    }
+    let hold = lock.release_keeping_late(1, t, LIFE_MS, asked(GONE_MS));
+    demand(subject.ask(hold).await, Vote::Released, "the late release")?;
+    let kept = subject.ask(lock.inspect()).await;
+    if !life(&kept).is_some_and(|life| (1..=LIFE_MS - GONE_MS).contains(&life)) {
+        return Err(format!("after the late release: {kept:?}"));
+    }
+    let (other, t) = (Lock::new("b"), now());
+    demand(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Granted, "another lock")?;
+    let over = other.release_keeping_late(1, t, LIFE_MS, asked(LIFE_MS));
+    demand(subject.ask(over).await, Vote::Released, "a release whose time is over")?;
+    demand(subject.ask(other.inspect()).await, Vote::Missing, "the lock after that")
+}
+
 macro_rules! rules {
     ($($scenario:ident without $rule:ident;)*) => {
         mod in_memory { $(rules!(@ $scenario $rule Memory);)* }
@@ -259,4 +297,5 @@ rules! {
     a_node_that_lost_its_data_grants_nothing without marker_is_checked;
     a_refused_set_leaves_no_lock_behind without refused_set_is_undone;
     the_undo_of_a_set_spares_a_set_that_is_being_confirmed without confirmed_set_is_spared;
+    a_late_operation_keeps_no_lock_for_longer_than_was_asked without lives_begin_when_asked;
 }

@@ -113,7 +113,12 @@ impl Lock {
     }
 
     pub(crate) fn extend(&self, owner: u8, t: u64, millis: u64) -> Op {
-        Op::Extend { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
+        self.extend_late(owner, t, millis, now())
+    }
+
+    pub(crate) fn extend_late(&self, owner: u8, t: u64, millis: u64, began_micros: u64) -> Op {
+        let (keys, record, ttl) = (self.keys.clone(), record(owner, t), ttl(millis));
+        Op::Extend { keys, record, ttl, began_micros }
     }
 
     /// The repair that follows an extension which has begun now.
@@ -151,10 +156,20 @@ impl Lock {
 
     /// The release that keeps the lock free for a while.
     pub(crate) fn release_keeping(&self, owner: u8, t: u64, millis: u64) -> Op {
+        self.release_keeping_late(owner, t, millis, now())
+    }
+
+    pub(crate) fn release_keeping_late(
+        &self,
+        owner: u8,
+        t: u64,
+        millis: u64,
+        began_micros: u64,
+    ) -> Op {
         Op::Release {
             keys: self.keys.clone(),
             record: record(owner, t),
-            scope: ReleaseScope::HolderKeeping(ttl(millis)),
+            scope: ReleaseScope::HolderKeeping { life: ttl(millis), began_micros },
             tell: None,
         }
     }

@@ -165,7 +165,8 @@ fn apply_to_both(
             (model.acquire(rules, window, asked(grant)), op)
         }
         Event::Extend(grant) => {
-            let op = Op::Extend { keys, record: record(grant, oldest), ttl };
+            let record = record(grant, oldest);
+            let op = Op::Extend { keys, record, ttl, began_micros: NOW };
             (model.extend(rules, window, asked(grant)), op)
         }
         Event::Repair(grant, extended) => {

@@ -65,7 +65,9 @@ impl Master {
 
     fn extend(&self, record: &Record, ttl: u32) -> Vote {
         let ttl = Ttl::from_millis(ttl.into()).expect("a TTL");
-        self.node.run(&Op::Extend { keys: self.keys.clone(), record: record.clone(), ttl })
+        let (keys, record, began_micros) =
+            (self.keys.clone(), record.clone(), self.clock.wall_micros());
+        self.node.run(&Op::Extend { keys, record, ttl, began_micros })
     }
 
     fn repair(&self, record: &Record, began_micros: u64) -> Vote {

@@ -415,7 +415,7 @@ impl Master {
             Op::Extend { keys, record, .. } => (OpKind::Extend, keys, Some(record)),
             Op::Release { keys, record, scope, .. } => (
                 match scope {
-                    ReleaseScope::Holder | ReleaseScope::HolderKeeping(_) => OpKind::Release,
+                    ReleaseScope::Holder | ReleaseScope::HolderKeeping { .. } => OpKind::Release,
                     ReleaseScope::Grant | ReleaseScope::Proposal => OpKind::Undo,
                 },
                 keys,

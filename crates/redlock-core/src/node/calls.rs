@@ -164,7 +164,7 @@ fn next_call(waiting: &VecDeque<Task>) -> usize {
 
 /// The approximate number of bytes that an operation adds to a call. Limits the size of a call.
 pub(super) fn weight(op: &Op) -> usize {
-    const OVERHEAD: usize = 64;
+    const OVERHEAD: usize = 72;
     let others = op.keys().others.iter().flat_map(|others| others.iter());
     others.map(|keys| keys.fence.len()).sum::<usize>()
         + OVERHEAD

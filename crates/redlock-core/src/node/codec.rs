@@ -5,12 +5,13 @@
 //! and that many bytes.
 //!
 //! ```text
-//! call        version u8 = 4 | marker key text | incarnation text | hint channel text
+//! call        version u8 = 5 | marker key text | incarnation text | hint channel text
 //!             | max_clock_skew in µs u64 | watermark grace in ms u64 | count u16 | operations
 //! operation   code u8 | lock key text | record text | ttl in ms u32
-//!             | W N V: hint text; H: began in µs since 1970 u64
+//!             | W N V: hint text; E H K: began in µs since 1970 u64
 //!   A acquire    W acquire, and publish the hint when the lock is held
-//!   E extend     H repair; began is when the extension or reading that justifies it began
+//!   E extend     H repair; began is when the extension or release was asked for, or the extension or
+//!   reading that justifies the repair
 //!   R release    N release, and publish the hint when the lock was released
 //!   U undo of a proposal    V undo, and publish the hint when the lock was released
 //!   X release of exactly this grant    K release that keeps the lock free for the ttl
@@ -20,7 +21,7 @@
 //!   a w r n u v x i: the same on a set of locks. At the end: count u8 | the other lock keys, each
 //!   as text. All locks get the same record.
 //!
-//! answer      version u8 = 4 | node's time in µs u64 | whether the marker stands u8
+//! answer      version u8 = 5 | node's time in µs u64 | whether the marker stands u8
 //!             | a vote for each operation; without operations: text of the write error, or empty
 //! vote        code u8, then
 //!   1 granted   5 released   6 missing   8 quarantined   9 clock     nothing
@@ -47,7 +48,7 @@ use super::rules::NodeSettings;
 use crate::model::types::{FencingToken, Ttl};
 
 /// The version of the format. A master with another version refuses the call.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 
 /// The code in front of a vote about another lock of a set than its first.
 const OF_SET: u8 = 12;
@@ -106,11 +107,11 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
             (b'W', keys, &record.as_bytes()[..], ttl.millis())
         }
         Op::Repair { keys, record, ttl, .. } => (b'H', keys, &record.as_bytes()[..], ttl.millis()),
-        Op::Extend { keys, record, ttl } => (b'E', keys, record.grant(), ttl.millis()),
+        Op::Extend { keys, record, ttl, .. } => (b'E', keys, record.grant(), ttl.millis()),
         Op::Release { keys, record, scope, tell } => {
             let code = match (scope, tell.is_some()) {
                 // Nobody can have the lock yet, so there is nothing to publish.
-                (ReleaseScope::HolderKeeping(_), _) => b'K',
+                (ReleaseScope::HolderKeeping { .. }, _) => b'K',
                 (ReleaseScope::Proposal, true) => b'V',
                 (ReleaseScope::Proposal, false) => b'U',
                 // This release publishes no hint: its grant has no majority, so nobody waits for
@@ -120,7 +121,7 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
                 (ReleaseScope::Holder, false) => b'R',
             };
             let life = match scope {
-                ReleaseScope::HolderKeeping(life) => life.millis(),
+                ReleaseScope::HolderKeeping { life, .. } => life.millis(),
                 ReleaseScope::Holder | ReleaseScope::Grant | ReleaseScope::Proposal => 0,
             };
             (code, keys, record.grant(), life)
@@ -141,8 +142,12 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
         } => {
             put_text(call, hint.as_bytes());
         }
-        Op::Repair { began_micros, .. } => call.extend(began_micros.to_le_bytes()),
-        Op::Acquire { .. } | Op::Extend { .. } | Op::Release { .. } | Op::Inspect { .. } => {}
+        Op::Extend { began_micros, .. }
+        | Op::Repair { began_micros, .. }
+        | Op::Release { scope: ReleaseScope::HolderKeeping { began_micros, .. }, .. } => {
+            call.extend_from_slice(&began_micros.to_le_bytes());
+        }
+        Op::Acquire { .. } | Op::Release { .. } | Op::Inspect { .. } => {}
     }
     if let Some(others) = others {
         call.push(others.len() as u8);
@@ -250,13 +255,21 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
             ttl: ttl()?,
             began_micros: bytes.try_get_u64_le().ok()?,
         }),
-        b'E' => Some(Op::Extend { keys, record, ttl: ttl()? }),
+        b'E' => Some(Op::Extend {
+            keys,
+            record,
+            ttl: ttl()?,
+            began_micros: bytes.try_get_u64_le().ok()?,
+        }),
         b'R' => release(record, ReleaseScope::Holder, None),
         b'N' => release(record, ReleaseScope::Holder, Some(Hint::received(take_text(bytes)?))),
         b'U' => release(record, ReleaseScope::Proposal, None),
         b'V' => release(record, ReleaseScope::Proposal, Some(Hint::received(take_text(bytes)?))),
         b'X' => release(record, ReleaseScope::Grant, None),
-        b'K' => release(record, ReleaseScope::HolderKeeping(ttl()?), None),
+        b'K' => {
+            let (life, began_micros) = (ttl()?, bytes.try_get_u64_le().ok()?);
+            release(record, ReleaseScope::HolderKeeping { life, began_micros }, None)
+        }
         _ => Some(Op::Inspect { keys }),
     }?;
     if is_set {

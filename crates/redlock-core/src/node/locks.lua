@@ -34,6 +34,7 @@ local RULE_WATERMARK_IS_CHECKED = true
 local RULE_MARKER_IS_CHECKED = true
 local RULE_REFUSED_SET_IS_UNDONE = true
 local RULE_CONFIRMED_SET_IS_SPARED = true
+local RULE_LIVES_BEGIN_WHEN_ASKED = true
 
 -- The T at the start of a record or a watermark. tonumber alone would also take 17000000000000e2.
 local function token(text)
@@ -49,8 +50,8 @@ local LONGEST_VALUE = 8448
 local LONGEST_OF_SET = 4160
 
 local packed = ARGV[1]
-if byte(packed) ~= 4 then
-  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 4')
+if byte(packed) ~= 5 then
+  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 5')
 end
 -- The whole call is decoded before any operation runs. A call that is cut off makes unpack fail.
 local _, marker_key, marker, channel, max_skew, grace, count, at =
@@ -82,7 +83,7 @@ for i = 1, count do
   end
   if code == W or code == N or code == V then
     extras[i], at = unpack('<I2c0', packed, at)
-  elseif code == H then
+  elseif code == E or code == H or code == K then
     extras[i], at = unpack('<I8', packed, at)
   end
   if is_set then
@@ -202,8 +203,20 @@ local function mark_extended(lock, watermark, current, ttl)
   return call('SET', watermark, t .. '+', 'PX', ttl + grace)
 end
 
-local function extend(lock, watermark, grant, ttl)
+-- The part of a life that is left, in milliseconds. The life counts from when the gateway began to ask,
+-- not from when this master runs the operation: a master that stood still meanwhile would keep the lock
+-- for longer than anybody asked for. Clocks may differ by max_skew, so the life is never shortened by
+-- that part of the delay.
+local function left_of(life, began)
+  local late = now - began - max_skew
+  if not RULE_LIVES_BEGIN_WHEN_ASKED or late <= 0 then return life end
+  return math.max(life - math.floor(late / 1000), 0)
+end
+
+local function extend(lock, watermark, grant, ttl, began)
   if not admitted then return QUARANTINED end
+  ttl = left_of(ttl, began)
+  if ttl == 0 then return CLOCK end
   local current = call('GET', lock)
   if failed(current) then return error_of(current) end
   if not current then return MISSING end
@@ -251,7 +264,9 @@ local function repair(lock, watermark, record, ttl, t_num, began)
     if sub(current, 1, 57) == sub(record, 1, 57) then
       -- The record is marked as extended: the majority extended its copies while this node did not
       -- vote. So this copy is extended too.
-      if sub(record, 58, 58) == ';' then return extend(lock, watermark, sub(record, 1, 57), ttl) end
+      if sub(record, 58, 58) == ';' then
+        return extend(lock, watermark, sub(record, 1, 57), ttl, began)
+      end
       local left = call('PTTL', lock)
       if failed(left) then return error_of(left) end
       if left < 0 then return extended(ttl) end
@@ -381,10 +396,11 @@ end
 
 -- Replaces a grant by a placeholder, with the grant behind it. The watermark loses the mark of an
 -- extension, because a repair of the grant may be in flight and must be refused.
-local function keep_free(lock, watermark, grant, ttl, t_num)
+local function keep_free(lock, watermark, grant, ttl, t_num, began)
+  ttl = left_of(ttl, began)
   local current = call('GET', lock)
   if failed(current) then return error_of(current) end
-  if not current or sub(current, 1, 57) ~= grant then
+  if ttl == 0 or not current or sub(current, 1, 57) ~= grant then
     return release(lock, watermark, grant, t_num, false, false)
   end
   -- A release of another owner may have left a larger T, or one that must live longer.
@@ -495,7 +511,7 @@ local function publish(vote, when, hint)
   return vote
 end
 
-local out = { pack('<BI8B', 4, now, admitted and 1 or 0) }
+local out = { pack('<BI8B', 5, now, admitted and 1 or 0) }
 for i = 1, count do
   local code, lock, record = codes[i], locks[i], records[i]
   local set, watermark, vote = sets[i], watermark_of(lock), nil
@@ -504,13 +520,13 @@ for i = 1, count do
       or acquire(lock, watermark, record, ttls[i], t_nums[i])
     vote = publish(vote, HELD, extras[i])
   elseif code == E then
-    vote = extend(lock, watermark, record, ttls[i])
+    vote = extend(lock, watermark, record, ttls[i], extras[i])
   elseif code == H then
     vote = repair(lock, watermark, record, ttls[i], t_nums[i], extras[i])
   elseif code == I then
     vote = set and inspect_set(set) or inspect(lock)
   elseif code == K then
-    vote = keep_free(lock, watermark, record, ttls[i], t_nums[i])
+    vote = keep_free(lock, watermark, record, ttls[i], t_nums[i], extras[i])
   else
     local is_undo, only_this = code == U or code == V, code == X
     vote = set and release_set(set, record, t_nums[i], is_undo, only_this)

@@ -110,8 +110,10 @@ pub enum Op {
         keys: Keys,
         /// The grant to prolong.
         record: Record,
-        /// The time to live, counted from now.
+        /// The time to live, counted from `began_micros`.
         ttl: Ttl,
+        /// When the extension began, by the gateway's wall clock, in microseconds since 1970.
+        began_micros: u64,
     },
     /// Sets a lock again on a node that lacks it. The node's watermark refuses the repair after a
     /// later grant, and after a release of this grant. The caller must have seen just now that a
@@ -191,9 +193,14 @@ pub enum ReleaseScope {
     /// stays, because an earlier request may have returned it to a client.
     Grant,
     /// For a holder that keeps the lock for longer than its work: a record that keeps the lock free
-    /// from everybody replaces exactly this grant, for this time from now. If another grant
-    /// stands, or none, this is the release of a holder.
-    HolderKeeping(Ttl),
+    /// from everybody replaces exactly this grant, for this time. If another grant stands, or none,
+    /// or if the time is over, this is the release of a holder.
+    HolderKeeping {
+        /// The time, counted from `began_micros`.
+        life: Ttl,
+        /// When the release began, by the gateway's wall clock, in microseconds since 1970.
+        began_micros: u64,
+    },
     /// Exactly this grant, for the undo of a failed proposal. An extended grant stays, because
     /// another request of the same owner has confirmed it by the extension. No client has seen the
     /// T of a failed proposal, so the watermark gets back its earlier value.

@@ -90,15 +90,20 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
             node.acquire_set(keys, record, *ttl)
         }
         Op::Acquire { keys, record, ttl, .. } => node.acquire(keys, record, *ttl),
-        Op::Extend { keys, record, ttl } => node.extend(keys, record, *ttl),
+        Op::Extend { keys, record, ttl, began_micros } => {
+            node.extend(keys, record, *ttl, *began_micros)
+        }
         Op::Repair { keys, record, ttl, began_micros } => {
             node.repair(keys, record, *ttl, *began_micros)
         }
         // A release runs even if the marker does not stand: deleting a lock, or keeping it free, can
         // never produce a second holder.
-        Op::Release { keys, record, scope: ReleaseScope::HolderKeeping(life), .. } => {
-            node.keep_free(keys, record, *life)
-        }
+        Op::Release {
+            keys,
+            record,
+            scope: ReleaseScope::HolderKeeping { life, began_micros },
+            ..
+        } => node.keep_free(keys, record, *life, *began_micros),
         Op::Release { keys, record, scope, .. } if keys.others.is_some() => {
             node.release_set(keys, record, *scope)
         }
@@ -216,7 +221,30 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         Ok(first.unwrap_or(Vote::Missing))
     }
 
-    fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
+    /// The part of a life that is left, in milliseconds. The life counts from when the gateway began
+    /// to ask, not from when this node runs the operation: a node that stood still meanwhile would
+    /// keep the lock for longer than anybody asked for. Clocks may differ by `max_clock_skew`, so the
+    /// life is never shortened by that part of the delay.
+    fn left_of(&self, life: Ttl, began_micros: u64) -> u64 {
+        let life = u64::from(life.millis());
+        if !self.settings.rules.lives_begin_when_asked {
+            return life;
+        }
+        let delay = self.space.now_micros().saturating_sub(began_micros);
+        life.saturating_sub(delay.saturating_sub(self.max_skew_micros()) / 1_000)
+    }
+
+    fn extend(
+        &mut self,
+        keys: &Keys,
+        record: &Record,
+        ttl: Ttl,
+        began_micros: u64,
+    ) -> Result<Vote, KeyError> {
+        let asked = self.left_of(ttl, began_micros);
+        if asked == 0 {
+            return Ok(clock_refusal());
+        }
         let Some(value) = self.space.get(&keys.lock)? else { return Ok(Vote::Missing) };
         if !value.starts_with(record.grant()) {
             return Ok(Vote::Held(self.holding(keys, value)));
@@ -224,7 +252,6 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let stored = Record::foreign(value);
         let is_first = !stored.is_extended();
         let left = self.space.time_to_live(&keys.lock);
-        let asked = u64::from(ttl.millis());
         let life = left.map_or(asked, |left| left.max(asked));
         if is_first || left.is_none_or(|left| left < asked) {
             // The expiry is set before the marks, because it needs no memory and the marks may
@@ -308,7 +335,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             // The record is marked as extended: the majority extended its copies while this node
             // did not vote. So this copy is extended too.
             if is_same && record.is_extended() {
-                return self.extend(keys, record, ttl);
+                return self.extend(keys, record, ttl, began);
             }
             if is_same {
                 let asked = ttl.duration();
@@ -407,13 +434,19 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     /// Replaces a grant by a placeholder, with the grant behind it. The watermark loses the mark of an
     /// extension, because a repair of the grant may be in flight and must be refused. The watermark
     /// is written before the lock: a marked lock with an unmarked watermark is safe.
-    fn keep_free(&mut self, keys: &Keys, record: &Record, life: Ttl) -> Result<Vote, KeyError> {
+    fn keep_free(
+        &mut self,
+        keys: &Keys,
+        record: &Record,
+        life: Ttl,
+        began_micros: u64,
+    ) -> Result<Vote, KeyError> {
+        let life = self.left_of(life, began_micros);
         let stands =
             self.space.get(&keys.lock)?.is_some_and(|value| value.starts_with(record.grant()));
-        let Some(t) = record.fencing().filter(|_| stands) else {
+        let Some(t) = record.fencing().filter(|_| stands && life > 0) else {
             return self.release(keys, record, ReleaseScope::Holder);
         };
-        let life = u64::from(life.millis());
         // A release of another owner may have left a larger T, or one that must live longer.
         let stands = self.space.get(&keys.fence)?;
         let left = stands.as_ref().and_then(|_| self.space.time_to_live(&keys.fence));
@@ -630,6 +663,8 @@ safety_rules! {
     refused_set_is_undone
     /// The undo of a set spares all its locks if one of them was extended.
     confirmed_set_is_spared
+    /// The life that an extension or a time to hold sets counts from when it was asked for.
+    lives_begin_when_asked
     /// A node refuses acquires, extensions and repairs unless the marker that admitted it stands.
     marker_is_checked
     /// A node whose memory of locks is suspect is quarantined before it votes.

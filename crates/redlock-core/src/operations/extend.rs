@@ -238,7 +238,8 @@ impl OneExtension {
     ) -> Self {
         let began = rounds.began;
         let repairs = shared.repairs.clone().map(|repairs| (repairs, began));
-        let op = Op::Extend { keys, record: Record::new(token, &Info::default()), ttl };
+        let record = Record::new(token, &Info::default());
+        let op = Op::Extend { keys, record, ttl, began_micros: began.wall_micros };
         let limits = shared.round_limits(ttl);
         let prepared = Round::prepare(shared.quorum, op, limits, &shared.env.observer, repairs);
         let round = prepared.round().clone();

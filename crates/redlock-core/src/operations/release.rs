@@ -74,7 +74,8 @@ pub(crate) fn begin_release(
         Some(life) => {
             let keys = shared.keys_of_slot(slot);
             let record = Record::new(token, &Info::default());
-            let scope = ReleaseScope::HolderKeeping(life);
+            let began_micros = shared.env.clock.wall_micros();
+            let scope = ReleaseScope::HolderKeeping { life, began_micros };
             shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES)
         }
     }

@@ -48,7 +48,7 @@ pub(crate) struct Began {
 impl Repairs {
     /// Makes the repair that follows an extension. Returns `None` for other operations.
     pub(super) fn after(&self, extension: &Op, began: Began) -> Option<Arc<Repair>> {
-        let Op::Extend { keys, record, ttl } = extension else { return None };
+        let Op::Extend { keys, record, ttl, .. } = extension else { return None };
         let (token, _) = record.parse()?;
         let drift = validity::drift(ttl.duration(), self.drift_factor);
         Some(Arc::new(Repair {

@@ -190,22 +190,25 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
     }
 }
 
-/// How long a majority stores the lock: the TTL, or the quorum-th longest life that an extension
-/// found on the nodes, if that is longer.
+/// How long a majority stores the lock: the TTL of a grant, or the quorum-th longest life of an
+/// extension. That life is longer than the TTL if the nodes kept the lock for longer anyway, and
+/// shorter if the extension reached them late.
 pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration {
-    let longer = || {
+    let lives = || {
         votes.iter().flatten().filter_map(|vote| match vote {
-            Vote::Extended { expires_in } => {
-                Some(*expires_in).filter(|left| *left > ttl.duration())
-            }
+            Vote::Extended { expires_in } => Some(*expires_in),
             _ => None,
         })
     };
-    // The usual case: fewer than a majority of nodes keep the lock for longer than the TTL.
-    if longer().count() < quorum.size() {
-        return ttl.duration();
+    let ttl = ttl.duration();
+    // The usual case: a majority keeps the lock for exactly the TTL.
+    if lives().filter(|life| *life == ttl).count() >= quorum.size()
+        && lives().all(|life| life <= ttl)
+        || lives().count() < quorum.size()
+    {
+        return ttl;
     }
-    let mut lives: Vec<_> = longer().collect();
+    let mut lives: Vec<_> = lives().collect();
     lives.sort_unstable_by(|a, b| b.cmp(a));
     lives[quorum.size() - 1]
 }
@@ -355,6 +358,8 @@ mod tests {
             (&[90_000, 20_000, 1_000][..], 1_000),
             (&[90_000, 20_000, 30_000, 10_000], 20_000),
             (&[20_000, 20_000, 20_000], 20_000),
+            // The extension reached two nodes late.
+            (&[1_000, 400, 300], 300),
             // Two votes, or none, are no majority.
             (&[90_000, 20_000], 1_000),
             (&[], 1_000),

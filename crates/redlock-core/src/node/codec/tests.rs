@@ -36,17 +36,20 @@ fn op() -> impl Strategy<Value = Op> {
         Just(ReleaseScope::Holder),
         Just(ReleaseScope::Grant),
         Just(ReleaseScope::Proposal),
-        Just(ReleaseScope::HolderKeeping(Ttl::from_millis(700).unwrap()))
+        any::<u64>().prop_map(|began_micros| ReleaseScope::HolderKeeping {
+            life: Ttl::from_millis(700).unwrap(),
+            began_micros
+        })
     ];
     (0..5, keys, record(), ttl, tell, scope, any::<u64>()).prop_map(
         |(kind, keys, record, ttl, tell, scope, began_micros)| match kind {
             // These have no form for a set.
             1 | 2 if keys.others.is_some() => Op::Acquire { keys, record, ttl, tell },
-            3 if keys.others.is_some() && matches!(scope, ReleaseScope::HolderKeeping(_)) => {
+            3 if keys.others.is_some() && matches!(scope, ReleaseScope::HolderKeeping { .. }) => {
                 Op::Acquire { keys, record, ttl, tell }
             }
             0 => Op::Acquire { keys, record, ttl, tell },
-            1 => Op::Extend { keys, record, ttl },
+            1 => Op::Extend { keys, record, ttl, began_micros },
             2 => Op::Repair { keys, record, ttl, began_micros },
             3 => Op::Release { keys, record, scope, tell },
             _ => Op::Inspect { keys },
@@ -59,7 +62,9 @@ fn op() -> impl Strategy<Value = Op> {
 fn encoded_part(op: &Op) -> Op {
     let grant = |record: &Record| Record::foreign(Bytes::copy_from_slice(record.grant()));
     match op.clone() {
-        Op::Extend { keys, record, ttl } => Op::Extend { keys, record: grant(&record), ttl },
+        Op::Extend { keys, record, ttl, began_micros } => {
+            Op::Extend { keys, record: grant(&record), ttl, began_micros }
+        }
         Op::Release { keys, record, scope, tell } => {
             let tells = matches!(scope, ReleaseScope::Holder | ReleaseScope::Proposal);
             let tell = tell.filter(|_| tells);

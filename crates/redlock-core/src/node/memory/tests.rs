@@ -39,7 +39,12 @@ fn no_repair_after_a_release_however_an_extension_failed() {
         let acquire = Op::Acquire { keys: keys.clone(), record: record.clone(), ttl, tell: None };
         assert_eq!(node.run(&acquire), Vote::Granted);
         node.limit_sets(Some(sets as u32));
-        let extended = node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl });
+        let extended = node.run(&Op::Extend {
+            keys: keys.clone(),
+            record: record.clone(),
+            ttl,
+            began_micros: SystemClock.wall_micros(),
+        });
         node.limit_sets(None);
         assert_eq!(matches!(extended, Vote::Extended { .. }), sets >= 2, "{extended:?}");
         let release = Op::Release {
@@ -72,7 +77,12 @@ fn reusing_one_name_takes_no_more_memory() {
             node.run(&Op::Acquire { keys: keys.clone(), record: record.clone(), ttl, tell: None }),
             Vote::Granted
         );
-        let extended = node.run(&Op::Extend { keys: keys.clone(), record: record.clone(), ttl });
+        let extended = node.run(&Op::Extend {
+            keys: keys.clone(),
+            record: record.clone(),
+            ttl,
+            began_micros: SystemClock.wall_micros(),
+        });
         assert!(matches!(extended, Vote::Extended { .. }), "{extended:?}");
         assert_eq!(
             node.run(&Op::Release {
