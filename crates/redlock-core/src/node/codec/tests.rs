@@ -193,7 +193,7 @@ fn another_version_is_named_in_the_error() {
     call[0] = 7;
     assert_eq!(
         unpack_call(call.into()).unwrap_err().to_string(),
-        "the call has version 7 and not 4"
+        "the call has version 7 and not 5"
     );
 }
 

@@ -52,6 +52,16 @@ impl Seen {
         Self { by, at, ends, slack: at - began, announced: None }
     }
 
+    fn text_bytes(&self) -> usize {
+        self.by.as_ref().map_or(0, |by| by.info.len())
+    }
+
+    fn forget_text(&mut self) {
+        if let Some(by) = &mut self.by {
+            by.info = Box::default();
+        }
+    }
+
     /// Whether both are the same hold.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.by.as_ref().zip(other.by.as_ref()).is_some_and(|(one, other)| is_same_hold(one, other))
@@ -63,19 +73,16 @@ impl Seen {
 #[derive(Debug)]
 pub(super) struct SeenLocks {
     records: HashMap<LockName, Seen>,
+    /// The memory of all records.
     bytes: usize,
+    /// The part of `bytes` for texts for people.
+    text_bytes: usize,
     limit: usize,
 }
 
 impl SeenLocks {
     pub(super) fn new(limit: usize) -> Self {
-        Self { records: HashMap::new(), bytes: 0, limit }
-    }
-
-    /// The memory of a record. A hash table has up to twice the room that its entries need.
-    fn cost(stored: &LockName, seen: &Seen) -> usize {
-        let text = seen.by.as_ref().map_or(0, |by| by.info.len());
-        2 * size_of::<(LockName, Seen)>() + stored.as_str().len() + text
+        Self { records: HashMap::new(), bytes: 0, text_bytes: 0, limit }
     }
 
     pub(super) fn get(&self, stored: &LockName) -> Option<&Seen> {
@@ -92,9 +99,10 @@ impl SeenLocks {
         }
     }
 
-    /// Replaces the record of a lock. Without memory for its text for people, the record has none.
-    /// Returns false if there is no memory at all: then the lock has no record any more. Locks that are
-    /// watched by name may use all of the memory, and others three quarters.
+    /// Replaces the record of a lock. Texts for people are kept in the first half of the memory only.
+    /// When the memory is full, all of them are forgotten. Returns false if there is still no memory:
+    /// then the lock has no record any more. Locks that are watched by name may use all of the memory,
+    /// and others three quarters.
     pub(super) fn record(
         &mut self,
         stored: LockName,
@@ -103,15 +111,18 @@ impl SeenLocks {
     ) -> bool {
         let limit = if is_watched_by_name { self.limit } else { self.limit / 4 * 3 };
         self.forget(&stored);
-        if let Some(by) = &mut seen.by
-            && self.bytes + Self::cost(&stored, &Seen::free()) + by.info.len() > limit
-        {
-            by.info = Box::default();
+        let cost = cost(&stored);
+        if self.bytes + cost + seen.text_bytes() > limit / 2 {
+            seen.forget_text();
         }
-        let cost = Self::cost(&stored, &seen);
+        if self.bytes + cost > limit && self.text_bytes > 0 {
+            self.records.values_mut().for_each(Seen::forget_text);
+            self.bytes -= std::mem::take(&mut self.text_bytes);
+        }
         let has_room = self.bytes + cost <= limit;
         if has_room {
-            self.bytes += cost;
+            self.bytes += cost + seen.text_bytes();
+            self.text_bytes += seen.text_bytes();
             self.records.insert(stored, seen);
         }
         has_room
@@ -119,16 +130,18 @@ impl SeenLocks {
 
     fn forget(&mut self, stored: &LockName) {
         if let Some(seen) = self.records.remove(stored) {
-            self.bytes -= Self::cost(stored, &seen);
+            self.bytes -= cost(stored) + seen.text_bytes();
+            self.text_bytes -= seen.text_bytes();
         }
     }
 
     pub(super) fn retain(&mut self, mut keeps: impl FnMut(&LockName, &Seen) -> bool) {
-        let Self { records, bytes, .. } = self;
+        let Self { records, bytes, text_bytes, .. } = self;
         records.retain(|stored, seen| {
             let is_kept = keeps(stored, seen);
             if !is_kept {
-                *bytes -= Self::cost(stored, seen);
+                *bytes -= cost(stored) + seen.text_bytes();
+                *text_bytes -= seen.text_bytes();
             }
             is_kept
         });
@@ -152,6 +165,12 @@ impl SeenLocks {
     pub(super) fn limit(&self) -> usize {
         self.limit
     }
+}
+
+/// The memory of a record without its text. A hash table has up to twice the room that its entries
+/// need.
+fn cost(stored: &LockName) -> usize {
+    2 * size_of::<(LockName, Seen)>() + stored.as_str().len()
 }
 
 /// The events between `before` and `now`. Without `before` there are none: a watcher gets a snapshot
