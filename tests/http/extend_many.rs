@@ -258,6 +258,19 @@ async fn each_lease_counts_for_the_rate_of_the_key() {
     assert_eq!(results(&unlimited), vec![(404, "lock_not_found".to_owned()); 20]);
 }
 
+#[tokio::test]
+async fn the_largest_requests_pass_with_the_smallest_memory() {
+    let gateway = Launch::embedded().flag("--memory-budget", "64MiB").start().await;
+    let token = gateway.acquire("job").await.token;
+    let names: Vec<_> = (0..1_000).map(|number| format!("{number:0200}")).collect();
+    let asked: Vec<_> = names.iter().map(|name| (name.as_str(), token.as_str())).collect();
+    let call = extend_many(gateway.call(Method::PATCH, "/locks"), &asked, 60_000);
+    let both = futures_util::future::join(call.clone().send(), call.send()).await;
+    for answer in <[Answer; 2]>::from(both) {
+        assert_eq!(results(&answer), vec![(404, "lock_not_found".to_owned()); 1_000]);
+    }
+}
+
 mod measured {
     use super::*;
 

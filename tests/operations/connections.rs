@@ -331,7 +331,7 @@ async fn check_shows_the_memory_the_limits_need_and_warns() {
         "--max-connections 8000: ",
         "--max-in-flight 2048: ",
         "--max-waiters 5000: ",
-        "large requests and answers: ",
+        "unread answers: ",
         "locks: ",
     ] {
         assert!(plain.stdout.contains(words), "no {words:?} in {plain:?}");

@@ -9,7 +9,8 @@ use crate::LockStatus;
 pub struct LockSnapshot {
     /// The held locks, one entry for each held slot.
     pub locks: Vec<LockStatus>,
-    /// Whether `locks` has all held locks. If not, watch a longer prefix.
+    /// Whether `locks` has all held locks, and the stream follows all of them. If not, watch a longer
+    /// prefix.
     pub is_complete: bool,
 }
 

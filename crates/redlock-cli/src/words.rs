@@ -97,8 +97,10 @@ pub(crate) fn event(event: &WatchEvent) -> Vec<String> {
                 })
                 .collect();
             if !snapshot.is_complete() {
-                lines
-                    .push("more locks are held than a gateway shows; watch a longer prefix".into());
+                lines.push(
+                    "the gateway does not show or follow all held locks; watch a longer prefix"
+                        .into(),
+                );
             }
             if lines.is_empty() {
                 lines.push("no lock is held".into());

@@ -187,7 +187,8 @@ impl Snapshot {
         }
     }
 
-    /// Whether [`Snapshot::locks`] are all. A gateway shows up to 10,000.
+    /// Whether [`Snapshot::locks`] are all, and the gateway follows all of them. A gateway shows up to
+    /// 10,000.
     pub fn is_complete(&self) -> bool {
         match self {
             Self::Lock(_) => true,

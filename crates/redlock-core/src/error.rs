@@ -86,8 +86,8 @@ pub enum WaitLimit {
     All,
     /// The requests that wait for this lock.
     OfLock,
-    /// The connections that are kept for long. The core knows no connections: `on_wait` returns this
-    /// limit, as the next one.
+    /// The connections that are kept for long. The core knows no connections: the `on_wait` of
+    /// [`acquire_within`](crate::Redlock::acquire_within) returns this limit.
     Connections,
     /// The waiting requests of one caller. The core knows no callers: the `on_wait` of
     /// [`acquire_within`](crate::Redlock::acquire_within) returns this limit.

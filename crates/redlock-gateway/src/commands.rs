@@ -154,14 +154,14 @@ fn print_capacity(config: &Config) {
     };
     let events = bytesize::ByteSize::b(config.capacity.events);
     let watched = bytesize::ByteSize::b(config.capacity.watched);
-    let large = bytesize::ByteSize::b(config.capacity.large_messages);
+    let large = bytesize::ByteSize::b(config.capacity.large_answers);
     let tables = match config.capacity.header_tables {
         0 => String::new(),
         bytes => format!(", header tables: {}", bytesize::ByteSize::b(bytes)),
     };
     let budget = config.capacity.budget();
     println!(
-        "memory: at most {sum} of {budget} ({costs}, unread events: {events}, watched locks: {watched}, large requests and answers: {large}{tables}{locks})"
+        "memory: at most {sum} of {budget} ({costs}, unread events: {events}, watched locks: {watched}, unread answers: {large}{tables}{locks})"
     );
     if let Some(excess) = config.capacity.excess() {
         println!("  WARNING: {excess}");

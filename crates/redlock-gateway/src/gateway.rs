@@ -40,12 +40,12 @@ use self::watch::{LineChange, WatchLimits, Watches};
 use crate::callbacks::{CallbackUrl, CallbackUrlError, Callbacks};
 use crate::config::Limits;
 use crate::overload::capacity::Capacity;
-use crate::overload::clients::{Client, Exceeded, Permit, Reservation};
+use crate::overload::clients::{Client, Exceeded, Reservation};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests};
 use crate::overload::large_messages::LargeMessages;
 use crate::overload::long_lived::LongLived;
 use crate::overload::memory_budget::MasterMemory;
-use crate::overload::wait_share::{WaitPermit, WaitShare};
+use crate::overload::wait_share::WaitShare;
 use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
 
 /// The longest wait of a request that is answered before it is granted. It is also the default.
@@ -67,7 +67,8 @@ pub struct Gateway {
     draining: AtomicBool,
     drained: Notify,
     watches: Arc<Watches>,
-    large_messages: Arc<LargeMessages>,
+    large_answers: Arc<LargeMessages>,
+    large_requests: LargeMessages,
     deferred: DeferredRequests<Refusal>,
     /// `None` if the operator allows no callbacks.
     callbacks: Option<Callbacks>,
@@ -180,7 +181,8 @@ impl Gateway {
             draining,
             drained,
             watches: Arc::default(),
-            large_messages: Arc::default(),
+            large_answers: Arc::default(),
+            large_requests: LargeMessages::default(),
             deferred: DeferredRequests::default(),
             callbacks: None,
             bootstrap_refuted: Arc::default(),
@@ -198,23 +200,30 @@ impl Gateway {
         Self { wait_share, ..self }
     }
 
-    /// Limits the connections of streams and waiters, and the memory for events, for
-    /// watched locks and for large answers that clients have not read yet.
+    /// Limits the connections of streams and waiters, and the memory for events, for watched locks, and
+    /// for large requests and answers.
     pub fn with_capacity(self, capacity: &Capacity) -> Self {
         let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let long_lived = Arc::new(LongLived::new(capacity.long_lived));
+        let long_lived = Arc::new(LongLived::new(capacity.long_lived, capacity.waiters));
         let watches = Watches::new(WatchLimits {
             long_lived: long_lived.clone(),
             event_bytes: bytes(capacity.events),
             seen_bytes: bytes(capacity.watched),
         });
-        let large_messages = Arc::new(LargeMessages::new(capacity.large_messages));
-        Self { watches: Arc::new(watches), long_lived, large_messages, ..self }
+        let large_answers = Arc::new(LargeMessages::new(capacity.large_answers));
+        let large_requests = LargeMessages::new(capacity.large_requests);
+        let watches = Arc::new(watches);
+        Self { watches, long_lived, large_answers, large_requests, ..self }
     }
 
     /// The bytes of large answers that clients have not read yet.
-    pub fn large_messages(&self) -> &Arc<LargeMessages> {
-        &self.large_messages
+    pub fn large_answers(&self) -> &Arc<LargeMessages> {
+        &self.large_answers
+    }
+
+    /// The bytes of requests for many locks, and of their answers.
+    pub fn large_requests(&self) -> &LargeMessages {
+        &self.large_requests
     }
 
     /// Lets clients be called back.
@@ -228,18 +237,6 @@ impl Gateway {
     /// No callback may be sent there.
     pub fn check_callback(&self, url: &str) -> Result<CallbackUrl, CallbackUrlError> {
         self.callbacks.as_ref().ok_or(CallbackUrlError::Off)?.check(url)
-    }
-
-    /// Counts a waiter. A wait that `keeps_connection` counts as a long-lived connection too.
-    fn begin_wait(
-        &self,
-        client: &Client,
-        lock: &LockName,
-        keeps_connection: bool,
-    ) -> Result<(WaitPermit, Option<Permit>), LockError> {
-        let permit = self.wait_share.take(client, lock)?;
-        let connection = keeps_connection.then(|| self.long_lived.begin_wait()).transpose()?;
-        Ok((permit, connection))
     }
 
     pub fn limits(&self) -> Limits {
@@ -364,15 +361,19 @@ impl Gateway {
                 }
             },
             Some(patience) => {
-                // Who asks for reports needs no connection for the wait (a deferred request), or has
-                // counted it (a stream).
+                // A deferred request needs no connection, and a stream has counted its own. Both ask for
+                // reports.
                 let keeps_connection = on_wait.is_none();
+                let mut connection = None;
                 // Boxed, because an unboxed future would make the future of every request larger.
                 let acquired = Box::pin(async {
                     let mut place = None;
                     let Target::Set(set) = &target else {
                         let waits = || {
-                            let share = self.begin_wait(&client, name, keeps_connection)?;
+                            let share = self.wait_share.take(&client, name)?;
+                            if keeps_connection {
+                                connection = Some(self.long_lived.begin_wait()?);
+                            }
                             place = Some((share, begins_to_wait(name)));
                             in_flight.wait();
                             let keeps_place = idempotency_key.is_some() && !is_deferred;
@@ -390,7 +391,10 @@ impl Gateway {
                         // The permit for the queue before is given back first.
                         drop(place.take());
                         let name = &set.names()[at];
-                        let share = self.begin_wait(&client, name, keeps_connection)?;
+                        let share = self.wait_share.take(&client, name)?;
+                        if keeps_connection && connection.is_none() {
+                            connection = Some(self.long_lived.begin_wait()?);
+                        }
                         place = Some((share, begins_to_wait(name)));
                         in_flight.wait();
                         Ok(())
@@ -562,11 +566,11 @@ impl Gateway {
         result: Result<Lease, LockError>,
         client: &Client,
     ) -> Result<LeaseView, Refusal> {
+        let life = result.as_ref().map_or(Duration::ZERO, Lease::life);
         let result = result
             .and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if let Ok(view) = &result {
-            let life = view.ttl.duration().max(view.validity);
             let until = Instant::now() + life;
             self.watches.extended(name, view.token.slots(), view.token.fencing(), life);
             let terms = self.memory.terms(&self.locks);
@@ -732,8 +736,8 @@ impl Gateway {
         let _places = self.listings.begin(client).await.map_err(Refusal::TooManyListings)?;
         watcher.skip_to_now();
         let began = Instant::now();
-        let bytes = watcher.most_bytes();
-        let (held, is_complete) = watch::poll::pages(&self.locks, prefix, bytes, passes).await?;
+        let most = (watcher.most_bytes(), watch::poll::Excess::LeaveOutLocks);
+        let (held, is_complete) = watch::poll::pages(&self.locks, prefix, most, passes).await?;
         let slots = held.iter().map(|(stored, seen)| {
             let (name, slot) = stored.lock_and_slot();
             (name, slot, seen.clone())
@@ -861,6 +865,7 @@ impl Gateway {
             kept_places: self.locks.kept_places(),
             listings: self.listings.count(),
             event_streams: self.watches.count(),
+            event_streams_limit: self.watches.count() + self.long_lived.free(),
             deferred: self.deferred.open_count(),
             in_flight: self.in_flight.count(),
             is_ready: self.readiness() == Readiness::Ready,

@@ -185,7 +185,7 @@ struct Observer {
     has_keys: bool,
     hosts: Hosts,
     fair_queue: Arc<FairQueue>,
-    large_messages: Arc<LargeMessages>,
+    large_answers: Arc<LargeMessages>,
     public_url: PublicUrl,
     logs_lock_names: bool,
     /// Requests that failed for want of a quorum.
@@ -214,9 +214,9 @@ impl App {
         let routes = browser::open_to(&state.cors_origins, routes);
         let fair_queue = state.fair_queue.clone();
         let observer = Observer::new(labels, telemetry, audit, has_keys, hosts, fair_queue);
-        let large_messages = state.gateway.large_messages().clone();
+        let large_answers = state.gateway.large_answers().clone();
         let public_url = state.public_url.clone();
-        Self::observed(routes, Observer { public_url, large_messages, ..observer })
+        Self::observed(routes, Observer { public_url, large_answers, ..observer })
     }
 
     /// Sets whether log lines at level warn and error name the lock.
@@ -310,7 +310,7 @@ impl App {
         let payer = has_holders.then(|| context.payer()).flatten();
         observer.account(&mut context, response.status(), error.as_ref());
         finish(&mut response, error, &observer.public_url, context.id, |size| {
-            observer.large_messages.take(payer.as_deref()?, size)
+            observer.large_answers.take(payer.as_deref()?, size)
         });
         if is_head {
             leave_out_body(&mut response);
@@ -430,7 +430,7 @@ impl Observer {
             has_keys,
             hosts,
             fair_queue,
-            large_messages: Arc::default(),
+            large_answers: Arc::default(),
             public_url: PublicUrl::default(),
             logs_lock_names: false,
             without_quorum: Mentions::every(MENTION_INTERVAL),
@@ -478,7 +478,7 @@ impl Observer {
     /// Takes the memory for a large answer until the client has read it, see [`LargeMessages`]. If there
     /// is none, returns a refusal instead.
     fn bound(&self, response: Response, size: usize, client: &Client) -> Response {
-        let Some(permit) = self.large_messages.take(client, size) else {
+        let Some(permit) = self.large_answers.take(client, size) else {
             return ApiError::no_memory_for_answer(size).into_response();
         };
         let (parts, body) = response.into_parts();

@@ -29,7 +29,7 @@
 //! | locks watched by name | `Watches::watch` | drop of the `Watcher` |
 //! | deferred requests | `Gateway::defer` | the end of the request |
 //! | callbacks under way | `Callbacks::send` | end of that call |
-//! | leases of these requests | `Requests::enter_lease` | drop of [`InFlight`] |
+//! | leases in flight of `PATCH /locks` | `Requests::enter_lease` | drop of [`InFlight`] |
 //! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |
 //! | quota of an extension | `Client::extended` | the end of the lock |
 //! | quota of a release | `Client::begin_release` | `PendingRelease`: succeeded, or dropped |
@@ -41,7 +41,6 @@ pub(crate) mod large_messages;
 pub(crate) mod long_lived;
 pub(crate) mod memory_budget;
 pub mod refusals;
-
 pub(crate) mod wait_share;
 
 pub use self::in_flight::{InFlight, RequestClass};

@@ -62,6 +62,8 @@ pub struct Now {
     pub kept_places: usize,
     pub listings: usize,
     pub event_streams: usize,
+    /// How many event streams there may be, beside the requests that wait now.
+    pub event_streams_limit: usize,
     pub deferred: usize,
     pub in_flight: usize,
     pub is_ready: bool,
@@ -225,7 +227,6 @@ impl Telemetry {
     pub fn limits(&self, capacity: &Capacity, quorum: usize) {
         self.handles.in_flight_limit.set(capacity.in_flight as f64);
         self.handles.waiters_limit.set(capacity.waiters as f64);
-        self.handles.event_streams_limit.set(capacity.long_lived as f64);
         self.handles.quorum.set(quorum as f64);
     }
 
@@ -267,6 +268,7 @@ impl Telemetry {
         self.handles.waiting_locks.set(now.waiting.locks as f64);
         self.handles.listings.set(now.listings as f64);
         self.handles.event_streams.set(now.event_streams as f64);
+        self.handles.event_streams_limit.set(now.event_streams_limit as f64);
         self.handles.deferred.set(now.deferred as f64);
         self.handles.in_flight.set(now.in_flight as f64);
         self.handles.quota_use.set(now.largest_quota_use);

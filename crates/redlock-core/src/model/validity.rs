@@ -11,8 +11,8 @@ pub fn drift(life: Duration, factor: f64) -> Duration {
     life.mul_f64(factor) + Duration::from_millis(2)
 }
 
-/// `life − elapsed − drift`, or `None` when nothing is left. `life` is the TTL or, if that is
-/// longer, the remaining life that an extension found on the nodes.
+/// `life − elapsed − drift`, or `None` when nothing is left. `life` is the TTL of a grant, or the
+/// life that an extension found or set on a majority.
 pub fn validity(life: Duration, elapsed: Duration, drift: Duration) -> Option<Duration> {
     life.checked_sub(elapsed)?.checked_sub(drift).filter(|left| !left.is_zero())
 }
@@ -49,8 +49,9 @@ pub struct Lease {
     /// When the request began, on the clock that includes suspend.
     pub(crate) started: Duration,
     pub(crate) drift: Duration,
-    /// How long a majority stores the lock at least, counted from `started`: the TTL, or longer if
-    /// an extension found a longer life.
+    /// How long a majority stores the lock at least, counted from `started`: the TTL of a grant, or the
+    /// life that an extension found or set. That life is shorter than the TTL if the extension reached
+    /// the nodes late.
     pub(crate) life: Duration,
 }
 
@@ -66,6 +67,11 @@ pub struct Remaining {
 }
 
 impl Lease {
+    /// How long a majority stores the lock at least, counted from the begin of the request.
+    pub fn life(&self) -> Duration {
+        self.life
+    }
+
     /// Time since the request began.
     pub(crate) fn elapsed(&self, now: Duration) -> Duration {
         now.saturating_sub(self.started)

@@ -10,11 +10,12 @@
 //! operation   code u8 | lock key text | record text | ttl in ms u32
 //!             | W N V: hint text; E H K: began in µs since 1970 u64
 //!   A acquire    W acquire, and publish the hint when the lock is held
-//!   E extend     H repair; began is when the extension or release was asked for, or the extension or
-//!   reading that justifies the repair
+//!   E extend; began is when it was asked for
+//!   H repair; began is when the extension or reading that justifies it began
 //!   R release    N release, and publish the hint when the lock was released
 //!   U undo of a proposal    V undo, and publish the hint when the lock was released
-//!   X release of exactly this grant    K release that keeps the lock free for the ttl
+//!   X release of exactly this grant
+//!   K release that keeps the lock free for the ttl; began is when it was asked for
 //!   I inspect
 //!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I; `T:grant` for K too.
 //!   The ttl is 0 for operations without one.
@@ -433,7 +434,7 @@ fn unpack_one_vote(bytes: &mut Bytes) -> Option<Vote> {
         9 => failed(
             Reason::Clock,
             Effect::None,
-            "the fencing token is too far from the node's own time",
+            "the operation's time is too far from the node's own time",
         ),
         // An operation stops at its first error. Some of its earlier writes may stand, so the
         // effect is `Possible`.

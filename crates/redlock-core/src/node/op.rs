@@ -221,9 +221,10 @@ pub enum Vote {
         /// The last T stored for this lock.
         fence: FencingToken,
     },
-    /// This grant still stands, and lives at least the requested TTL from now.
+    /// This grant still stands, and its life is no shorter than before.
     Extended {
-        /// The remaining life. Exceeds the requested TTL where the lock already lived longer.
+        /// The remaining life. It exceeds the requested TTL if the lock already lived longer. It is
+        /// shorter if the extension arrived late.
         expires_in: Duration,
     },
     /// The owner's lock is deleted. The watermark is at T or above, so a late repair of this grant
@@ -330,7 +331,7 @@ pub enum Reason {
     Quarantined,
     /// Connected, and ineligible to vote until an operator repairs the cause.
     Refused,
-    /// The T is too far from the node's own time.
+    /// The T, or the begin of the operation, is too far from the node's own time.
     Clock,
     /// The node's queue is full.
     Overloaded,

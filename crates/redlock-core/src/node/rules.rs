@@ -606,7 +606,7 @@ fn watermark_token(text: &[u8]) -> Option<FencingToken> {
 }
 
 fn clock_refusal() -> Vote {
-    let detail = "the fencing token is too far from the node's own time";
+    let detail = "the operation's time is too far from the node's own time";
     Vote::Failed(Failure::new(Reason::Clock, Effect::None, detail))
 }
 

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_is_the_quorum_th_longest_and_at_least_the_ttl() {
+    fn a_life_is_the_quorum_th_longest_of_the_votes() {
         let quorum = Quorum::new(5).unwrap();
         let ttl = Ttl::from_millis(1_000).unwrap();
         let votes = |lives: &[u64]| -> Vec<Option<Vote>> {

@@ -318,6 +318,7 @@ impl Watches {
                     left: None,
                     slots: 1,
                     line: 0,
+                    is_incomplete: false,
                 });
                 topic.watchers += 1;
                 topic.left = None;
@@ -368,7 +369,7 @@ impl Watches {
     /// Counts an event stream. One client may open as many as are still free.
     pub(super) fn begin_stream(&self, client: &Client) -> Result<StreamPermit, TooManyStreams> {
         let full = |max, what| TooManyStreams { max, what };
-        let all = full(self.long_lived.limit(), "of all clients, with their waiting requests");
+        let all = full(self.long_lived.of_streams(), "of all clients, and waiting requests");
         let _long_lived = self.long_lived.begin_stream().ok_or(all)?;
         let free = self.long_lived.free() + 1;
         let _of_client = client.watching.take(free).ok_or(full(free, "of this client"))?;
@@ -732,7 +733,7 @@ mod tests {
 
     #[test]
     fn streams_leave_places_to_other_clients_and_connections_to_short_requests() {
-        let long_lived = Arc::new(LongLived::new(14));
+        let long_lived = Arc::new(LongLived::new(14, 14));
         let limits = WatchLimits { long_lived: long_lived.clone(), ..Default::default() };
         let watches = Arc::new(Watches::new(limits));
         let [one, two, three] = Default::default();
@@ -780,7 +781,9 @@ mod tests {
         for lock in &locks {
             watches.ended(lock, SlotSet::FIRST, fencing(1), false);
         }
+        told(&mut of_jobs);
         watches.state.lock().forget_free();
+        assert_eq!(told(&mut of_jobs), ["lagged 1"], "a complete snapshot follows");
         assert!(of_jobs.snapshot_made(Instant::now(), []), "there is room again");
         drop((of_jobs, of_one));
         watches.state.lock().forget_all();

@@ -166,16 +166,16 @@ impl ApiError {
             .retry_after(SOON)
     }
 
-    /// The large requests and answers under way leave too little memory for this request.
+    /// The other requests for many locks leave too little memory for this one.
     pub(super) fn no_memory_for_request(bytes: usize) -> Self {
         let detail = format!(
-            "the request and its answer need {bytes} bytes more than --memory-budget leaves beside large \
-             requests and answers under way: read those answers, or send fewer leases at once"
+            "the request and its answer take {bytes} bytes or more, which is more than --memory-budget leaves \
+             beside other PATCH /locks of this client and others: wait for those, or send fewer leases at once"
         );
         OVERLOADED.because(detail).retry_after(SOON)
     }
 
-    /// The large requests and answers under way leave too little memory for this answer.
+    /// The large answers that clients have not read yet leave too little memory for this one.
     pub(super) fn no_memory_for_answer(bytes: usize) -> Self {
         let detail = format!(
             "the answer has {bytes} bytes, which is more than --memory-budget leaves beside the answers \
@@ -408,7 +408,10 @@ impl ApiError {
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyStreams(TooManyStreams { max, what }) => {
-                let detail = format!("too many event streams are open: {what} (limit {max})");
+                let detail = format!(
+                    "too many event streams: {max} are allowed here now, counting {what}; a larger --max-connections allows \
+                     more streams"
+                );
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::InvalidCursor => INVALID_PARAMETER.because(
@@ -477,8 +480,8 @@ impl ApiError {
                     }
                     WaitLimit::Connections => {
                         format!(
-                            "{max} requests and event streams keep their connections here, as many as may (seven eighths \
-                             of --max-connections)"
+                            "{max} requests and event streams keep their connections here, as many as are allowed (seven \
+                             eighths of --max-connections, or --max-waiters if that is more)"
                         )
                     }
                     WaitLimit::OfLock => {

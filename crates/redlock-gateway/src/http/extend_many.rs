@@ -20,11 +20,12 @@ use super::error::{ApiError, ErrorReport, INVALID_BODY, INVALID_NAME, INVALID_TO
 use super::extract::{Json, no_query, requested_ttl, token_in};
 use super::openapi::{BodyErrors, CommonErrors};
 use super::render::large_response;
+use super::wire::json_line;
 use crate::audit::AuditPart;
 use crate::auth::{Verb, holds_secret};
 use crate::gateway::ResolvedToken;
 use crate::overload::in_flight::InFlight;
-use crate::overload::large_messages::COVERED;
+use crate::overload::large_messages::{COVERED, LargePermit};
 
 /// Limit on the leases of one request.
 const MAX_LEASES: usize = 1_000;
@@ -33,8 +34,7 @@ const MAX_BODY: usize = 512 * MAX_LEASES;
 /// Limit on the leases of one request that wait for admission, and on those that are being
 /// extended. The client's share may allow fewer.
 const LEASES_AT_ONCE: usize = 256;
-/// Bytes that a lease takes while it is extended and in the answer. The answer repeats the name, which
-/// counts in the request.
+/// Bytes that a lease takes in the answer, beside its name.
 const LEASE_BYTES: usize = 512;
 /// Leases are extended together as long as they have no more slots than this in all.
 const SLOTS_AT_ONCE: usize = 64;
@@ -63,26 +63,15 @@ pub(super) async fn extend_many(access: Access, request: Request) -> Result<Resp
     access.check_record(Verb::Extend)?;
     no_query(request.uri())?;
     // Clients decide how slowly they send a request and read its answer. So both count by their bytes.
-    let mut permits = Vec::new();
-    let mut reserve = |bytes: usize| {
-        let permit = access.gateway().large_messages().take(access.client(), bytes);
-        permits.push(permit.ok_or_else(|| ApiError::no_memory_for_request(bytes))?);
-        Ok(())
-    };
-    let mut reserved = 0;
-    let grows = |size: usize| {
-        if reserved >= size {
-            return Ok(());
-        }
-        let more = (size - reserved).next_multiple_of(COVERED);
-        reserved += more;
-        reserve(more)
-    };
+    let mut memory = Memory { access: &access, permit: None, bytes: COVERED };
+    let grows = |size| memory.reserve(size);
     let Json(body) = Json::<ExtendManyBody, MAX_BODY>::read(request, grows).await?;
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     let leases = requested(body.leases)?;
-    reserve(leases.len() * LEASE_BYTES)?;
+    let of_names = leases.iter().map(|lease| lease.name.len()).sum::<usize>();
+    memory.reserve(of_names + leases.len() * LEASE_BYTES)?;
+    let Memory { mut permit, bytes, .. } = memory;
     if access.is_recorded() {
         let lock = |lease: &RequestedLease| Some(lease.checked.as_ref().ok()?.0.to_string());
         let part = |lease| AuditPart { lock: lock(lease), ..AuditPart::default() };
@@ -97,7 +86,43 @@ pub(super) async fn extend_many(access: Access, request: Request) -> Result<Resp
         .await;
     results.sort_unstable_by_key(|(index, _)| *index);
     let results = results.into_iter().map(|(_, result)| result).collect();
-    large_response(StatusCode::OK, &ExtendManyResults { results }, permits)
+    let line = json_line(&ExtendManyResults { results }).map_err(ApiError::internal)?;
+    // The locks are extended, so the answer cannot be refused. Results may repeat long labels of holders.
+    if let Some(permit) = &mut permit {
+        permit.count_more(line.len().saturating_sub(bytes));
+    }
+    Ok(large_response(StatusCode::OK, line, permit))
+}
+
+/// The memory of one request, with its answer.
+struct Memory<'a> {
+    access: &'a Access,
+    /// `None` while the cost of the connection covers it.
+    permit: Option<LargePermit>,
+    bytes: usize,
+}
+
+impl Memory<'_> {
+    /// Takes memory for so many bytes in all.
+    fn reserve(&mut self, bytes: usize) -> Result<(), ApiError> {
+        if bytes <= self.bytes {
+            return Ok(());
+        }
+        let more = (bytes - self.bytes).next_multiple_of(COVERED);
+        let (pool, client) = (self.access.gateway().large_requests(), self.access.client());
+        let has_grown = match &mut self.permit {
+            Some(permit) => pool.grow(permit, more),
+            permit => {
+                *permit = pool.take(client, more);
+                permit.is_some()
+            }
+        };
+        if !has_grown {
+            return Err(ApiError::no_memory_for_request(bytes));
+        }
+        self.bytes += more;
+        Ok(())
+    }
 }
 
 /// A lease of the request.

@@ -33,16 +33,15 @@ pub(super) fn json_response(
     Ok((status, headers, Body::from(line)).into_response())
 }
 
-/// Like [`json_response`], for a large answer. `permits` bound how many such answers there are at a
-/// time. They are kept until the connection has sent the answer, however slowly the client reads.
+/// A large answer as JSON. `permits` bound how much memory such answers take. They are kept until the
+/// connection has sent the answer, however slowly the client reads.
 pub(super) fn large_response(
     status: StatusCode,
-    body: &impl Serialize,
+    json: impl AsRef<[u8]> + Send + 'static,
     permits: impl Send + 'static,
-) -> Result<Response, ApiError> {
-    let line = json_line(body).map_err(ApiError::internal)?;
+) -> Response {
     let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-    Ok((status, headers, Body::from(bounded(line, permits))).into_response())
+    (status, headers, Body::from(bounded(json, permits))).into_response()
 }
 
 /// The answer with a lease. No cache may store it.
@@ -102,7 +101,7 @@ mod tests {
     async fn a_large_answer_keeps_its_permits_until_it_is_sent() {
         let counter = Counter::default();
         let permit = counter.take(1);
-        let response = large_response(StatusCode::OK, &[1, 2], permit).expect("an answer");
+        let response = large_response(StatusCode::OK, "[1,2]\n", permit);
         let mut body = response.into_body();
         let frame = body.frame().await.expect("a frame").expect("no error");
         drop(body);

@@ -34,8 +34,8 @@ const MAX_STREAM: Duration = Duration::from_secs(3_600);
 const SNAPSHOT_PAUSE: Duration = Duration::from_secs(5);
 /// How long a snapshot may take. Meanwhile the stream has no heartbeats.
 const SNAPSHOT_LIMIT: Duration = Duration::from_secs(20);
-/// Pause before a snapshot is tried again while all listing slots, or all memory for large answers,
-/// are taken.
+/// Pause before a snapshot is tried again: after a wait for a listing's turn in vain, or without memory
+/// for a large answer.
 const LISTING_PAUSE: Duration = Duration::from_millis(500);
 /// A piece of the body is sent once it has this many bytes.
 const PIECE_BYTES: usize = 16 * 1024;
@@ -251,7 +251,7 @@ impl EventStream {
 
     /// Whether there may be memory for the snapshot. If not, making it would only load the masters.
     fn may_have_memory(&self) -> bool {
-        let large = self.caller.gateway().large_messages();
+        let large = self.caller.gateway().large_answers();
         self.postponed.is_none_or(|bytes| large.has_room(self.caller.client(), bytes))
     }
 
@@ -268,7 +268,7 @@ impl EventStream {
         if bytes <= COVERED {
             return;
         }
-        self.permit = self.caller.gateway().large_messages().take(self.caller.client(), bytes);
+        self.permit = self.caller.gateway().large_answers().take(self.caller.client(), bytes);
         if self.permit.is_none() {
             self.postponed = Some(bytes);
             self.piece = String::new();

@@ -52,9 +52,10 @@ const LONG_LIVED_PER_CONNECTIONS: (u64, u64) = (7, 8);
 const EVENTS_PART: u64 = 64;
 /// The same for what was last seen of watched locks.
 const WATCHED_PART: u64 = 64;
-/// The same for large requests that clients have not completed, and large answers that they have not
-/// read.
-const LARGE_MESSAGES_PART: u64 = 16;
+/// The same for large answers that clients have not read yet.
+const LARGE_ANSWERS_PART: u64 = 16;
+/// The least memory for requests for many locks: the largest takes a third.
+const LEAST_LARGE_REQUESTS: u64 = 3 * MIB;
 /// The same for entries of HTTP/2 header tables, beyond those of each connection.
 const HEADER_TABLES_PART: u64 = 64;
 
@@ -132,9 +133,11 @@ pub struct Capacity {
     pub events: u64,
     /// Bytes for what was last seen of watched locks.
     pub watched: u64,
-    /// Bytes for large requests that clients have not completed, and large answers that they have not
-    /// read.
-    pub large_messages: u64,
+    /// Bytes for large answers that clients have not read.
+    pub large_answers: u64,
+    /// Bytes for requests for many locks, and for their answers. They are in flight, so they have a part
+    /// of the memory of those requests.
+    pub large_requests: u64,
     /// Bytes for entries of HTTP/2 header tables, beyond those of each connection; 0 without HTTP/2.
     pub header_tables: u64,
     given: Given,
@@ -154,16 +157,17 @@ impl Capacity {
             given.connections.unwrap_or_else(|| scaled(given.transport.connections()));
         let part = |(of, all)| ((connections as u64 * of / all) as usize).max(1);
         let waiters = given.waiters.unwrap_or(part(WAITERS_PER_CONNECTIONS));
+        let in_flight = given.in_flight.unwrap_or_else(|| scaled(IN_FLIGHT));
         Self {
             connections,
             waiters,
-            // A limit that the operator has set stays in force.
-            long_lived: part(LONG_LIVED_PER_CONNECTIONS).max(given.waiters.unwrap_or(0)),
-            in_flight: given.in_flight.unwrap_or_else(|| scaled(IN_FLIGHT)),
+            long_lived: part(LONG_LIVED_PER_CONNECTIONS),
+            in_flight,
             locks,
             events: spendable / EVENTS_PART,
             watched: spendable / WATCHED_PART,
-            large_messages: spendable / LARGE_MESSAGES_PART,
+            large_answers: spendable / LARGE_ANSWERS_PART,
+            large_requests: (in_flight as u64 * REQUEST_BYTES / 2).max(LEAST_LARGE_REQUESTS),
             header_tables: match given.transport {
                 Transport::Http2 => spendable / HEADER_TABLES_PART,
                 Transport::Plain | Transport::Tls => 0,
@@ -214,8 +218,7 @@ impl Capacity {
             ("--max-in-flight", self.in_flight, cost(self.in_flight, REQUEST_BYTES)),
             ("--max-waiters", self.waiters, cost(self.waiters, WAITER_BYTES)),
         ];
-        let pools =
-            [self.locks, self.events, self.watched, self.large_messages, self.header_tables];
+        let pools = [self.locks, self.events, self.watched, self.large_answers, self.header_tables];
         let fixed = BASE_BYTES + pools.iter().sum::<u64>();
         let sum = costs.iter().fold(fixed, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
         (costs, ByteSize::b(sum))

@@ -52,7 +52,7 @@ pub struct Client {
     pub places: Counter,
     /// The same places by lock.
     pub places_by_lock: LockNames,
-    /// Listings under way.
+    /// Listings that run or wait for their turns.
     pub listing: Counter,
     /// Open event streams.
     pub watching: Counter,
@@ -117,9 +117,9 @@ impl Client {
 
     /// Whether the client may be removed: all counts are zero.
     fn is_idle(&self) -> bool {
-        // The other counts need no check: a client with `waited_locks` has waiters, a lease of many
-        // belongs to a request in `extend_many`, a running request is in flight, and a request in
-        // the fair queue has a connection.
+        // The other counts need no check: a client with `waited_locks` has waiters, a running request is
+        // in flight, and a request in the fair queue has a connection. The request that extends many
+        // locks keeps its client alive.
         let counters = [
             &self.connections,
             &self.in_flight_acquires,
@@ -231,6 +231,26 @@ impl Counter {
 #[derive(Debug)]
 #[must_use]
 pub struct Permit(Counter, usize);
+
+impl Permit {
+    /// How many it counts as.
+    pub(crate) fn many(&self) -> usize {
+        self.1
+    }
+
+    /// Counts `more`, if `held` returns what is held then. Returns whether it does.
+    pub(crate) fn grow_when(&mut self, more: usize, held: impl Fn(usize) -> Option<usize>) -> bool {
+        let has_grown = self.0.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, held).is_ok();
+        self.1 += if has_grown { more } else { 0 };
+        has_grown
+    }
+
+    /// Gives a part back.
+    pub(crate) fn shrink(&mut self, less: usize) {
+        self.0.0.fetch_sub(less, Ordering::AcqRel);
+        self.1 -= less;
+    }
+}
 
 impl Drop for Permit {
     fn drop(&mut self) {

@@ -1,5 +1,6 @@
 //! Bounds the bytes of large requests that clients have not completed, and of large answers that they
-//! have not read.
+//! have not read. Requests for many locks have memory of their own, so that no slow reader of another
+//! answer holds up an extension.
 
 use bytes::Bytes;
 
@@ -8,7 +9,7 @@ use super::clients::{Client, Counter, Permit};
 /// A message of at most this many bytes needs no permit: the cost of its connection covers it.
 pub(crate) const COVERED: usize = 16 * 1024;
 
-/// The bytes of all large requests and answers together.
+/// The bytes of all large messages of one kind.
 #[derive(Debug)]
 pub struct LargeMessages {
     limit: usize,
@@ -22,12 +23,21 @@ impl Default for LargeMessages {
     }
 }
 
-/// The bytes of one large message, or of a part; returned when dropped.
+/// The bytes of one large message; returned when dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct LargePermit {
-    _of_all: Permit,
-    _of_client: Permit,
+    of_all: Permit,
+    of_client: Permit,
+}
+
+impl LargePermit {
+    /// Counts more bytes, beyond every limit. For an answer that cannot be refused any more.
+    pub(crate) fn count_more(&mut self, bytes: usize) {
+        for permit in [&mut self.of_all, &mut self.of_client] {
+            permit.grow_when(bytes, |held| Some(held.saturating_add(bytes)));
+        }
+    }
 }
 
 impl LargeMessages {
@@ -35,19 +45,35 @@ impl LargeMessages {
         Self { limit: usize::try_from(limit).unwrap_or(usize::MAX), ..Self::default() }
     }
 
-    /// Takes the bytes of an answer. One client may take as many as are still free. While nothing is
-    /// taken, one answer of any size is admitted: with a small budget, an answer may be larger than the
-    /// limit.
+    /// Takes the bytes of a message. One client may take as many as are still free. While no other
+    /// message is there, one of any size is admitted: with a small budget, a message may be larger than
+    /// the limit.
     pub fn take(&self, client: &Client, bytes: usize) -> Option<LargePermit> {
+        let mut permit = LargePermit {
+            of_all: self.taken.take_when(0, Some)?,
+            of_client: client.large_messages.take_when(0, Some)?,
+        };
+        self.grow(&mut permit, bytes).then_some(permit)
+    }
+
+    /// Takes more bytes for a message. Without success, the permit stays as it is.
+    pub fn grow(&self, permit: &mut LargePermit, bytes: usize) -> bool {
+        let own = permit.of_all.many();
         let within =
-            |limit: usize| move |held: usize| held.checked_add(bytes).filter(|held| *held <= limit);
-        let of_all = self.taken.take_when(bytes, |held| {
-            within(if held == 0 { usize::MAX } else { self.limit })(held)
-        })?;
+            |limit: usize, held: usize| held.checked_add(bytes).filter(|all| *all <= limit);
+        let is_alone = |held: usize| held == own;
+        let of_all = |held| within(if is_alone(held) { usize::MAX } else { self.limit }, held);
+        if !permit.of_all.grow_when(bytes, of_all) {
+            return false;
+        }
         let taken = self.taken.count();
-        let free = if taken == bytes { usize::MAX } else { self.limit.saturating_sub(taken) };
-        let of_client = client.large_messages.take_when(bytes, within(free))?;
-        Some(LargePermit { _of_all: of_all, _of_client: of_client })
+        let is_alone = taken == own + bytes;
+        let free = if is_alone { usize::MAX } else { self.limit.saturating_sub(taken) };
+        let has_grown = permit.of_client.grow_when(bytes, |held| within(free, held));
+        if !has_grown {
+            permit.of_all.shrink(bytes);
+        }
+        has_grown
     }
 
     /// Whether [`LargeMessages::take`] would succeed now.

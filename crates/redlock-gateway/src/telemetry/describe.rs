@@ -40,7 +40,7 @@ pub(super) fn describe() {
     gauge!("redlock_event_streams", "Open event streams, of watchers and of holders.");
     gauge!(
         "redlock_event_streams_limit",
-        "Maximum number of event streams and waiting requests together."
+        "How many event streams there may be, beside the requests that wait now."
     );
     gauge!(
         "redlock_deferred_requests",

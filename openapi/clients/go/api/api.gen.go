@@ -1019,8 +1019,8 @@ type ClientInterface interface {
 	// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 	//
 	// A key sees the locks that it may list. For those that it may inspect, it also sees the holder
-	// and the length of this gateway's queue. One listing of each client, and two of all clients
-	// together, may run at a time; the gateway answers others 429.
+	// and the length of this gateway's queue. Two listings of all clients run at a time. Others
+	// wait for their turns, for 5 s at most. A second listing of one client is answered 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 	// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -1318,8 +1318,8 @@ func (c *Client) ReleaseLocks(ctx context.Context, params *ReleaseLocksParams, r
 // pages than one page holds, the listing may not come to an end: use a larger `limit`.
 //
 // A key sees the locks that it may list. For those that it may inspect, it also sees the holder
-// and the length of this gateway's queue. One listing of each client, and two of all clients
-// together, may run at a time; the gateway answers others 429.
+// and the length of this gateway's queue. Two listings of all clients run at a time. Others
+// wait for their turns, for 5 s at most. A second listing of one client is answered 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 // prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -2543,8 +2543,8 @@ type ClientWithResponsesInterface interface {
 	// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 	//
 	// A key sees the locks that it may list. For those that it may inspect, it also sees the holder
-	// and the length of this gateway's queue. One listing of each client, and two of all clients
-	// together, may run at a time; the gateway answers others 429.
+	// and the length of this gateway's queue. Two listings of all clients run at a time. Others
+	// wait for their turns, for 5 s at most. A second listing of one client is answered 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 	// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -4462,8 +4462,8 @@ func (c *ClientWithResponses) ReleaseLocksWithResponse(ctx context.Context, para
 // pages than one page holds, the listing may not come to an end: use a larger `limit`.
 //
 // A key sees the locks that it may list. For those that it may inspect, it also sees the holder
-// and the length of this gateway's queue. One listing of each client, and two of all clients
-// together, may run at a time; the gateway answers others 429.
+// and the length of this gateway's queue. Two listings of all clients run at a time. Others
+// wait for their turns, for 5 s at most. A second listing of one client is answered 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
 // prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`

@@ -127,7 +127,7 @@ async fn list(watches: &Watches, locks: &Redlock) -> Duration {
         |name: &LockName| prefixes.iter().any(|prefix| name.as_str().starts_with(prefix.as_str()));
     let began = Instant::now();
     let bytes = watches.state.lock().seen.limit();
-    let listed = pages(locks, common, bytes, is_listed).await;
+    let listed = pages(locks, common, (bytes, Excess::LeaveOutTexts), is_listed).await;
     let took = began.elapsed();
     let Ok((held, is_complete)) = listed else { return took };
     let found: HashSet<LockName> = held.iter().map(|(stored, _)| stored.clone()).collect();
@@ -155,6 +155,15 @@ async fn list(watches: &Watches, locks: &Redlock) -> Duration {
     took
 }
 
+/// What a listing leaves out to take bounded memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Excess {
+    /// A snapshot shows the texts of locks, so it ends earlier.
+    LeaveOutLocks,
+    /// A poll compares locks without their texts.
+    LeaveOutTexts,
+}
+
 /// The held locks that pass, under the names by which they are stored, and whether these are all. The
 /// last page may exceed `most_bytes`.
 ///
@@ -163,7 +172,7 @@ async fn list(watches: &Watches, locks: &Redlock) -> Duration {
 pub(crate) async fn pages(
     locks: &Redlock,
     prefix: &str,
-    most_bytes: usize,
+    (most_bytes, beyond): (usize, Excess),
     passes: impl Fn(&LockName) -> bool + Send + Sync,
 ) -> Result<(Vec<(LockName, Seen)>, bool), LockError> {
     let (mut held, mut bytes) = (Vec::new(), 0);
@@ -178,8 +187,13 @@ pub(crate) async fn pages(
                 held.push((stored, Seen::within(by, began)));
             }
         }
-        if bytes > most_bytes {
-            return Ok((held, false));
+        match beyond {
+            Excess::LeaveOutTexts if bytes > most_bytes => {
+                held.iter_mut().for_each(|(_, seen): &mut (_, Seen)| seen.forget_text());
+                bytes = 0;
+            }
+            Excess::LeaveOutLocks if bytes > most_bytes => return Ok((held, false)),
+            Excess::LeaveOutTexts | Excess::LeaveOutLocks => {}
         }
         if held.len() > MAX_LISTED {
             held.truncate(MAX_LISTED);

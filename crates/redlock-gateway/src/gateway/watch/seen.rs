@@ -56,7 +56,7 @@ impl Seen {
         self.by.as_ref().map_or(0, |by| by.info.len())
     }
 
-    fn forget_text(&mut self) {
+    pub(super) fn forget_text(&mut self) {
         if let Some(by) = &mut self.by {
             by.info = Box::default();
         }

@@ -72,6 +72,8 @@ pub(super) struct Topic {
     pub(super) slots: u16,
     /// The length of the line that was last told.
     pub(super) line: usize,
+    /// Whether its watchers were told that not all slots are followed.
+    pub(super) is_incomplete: bool,
 }
 
 impl State {
@@ -132,20 +134,28 @@ impl State {
     }
 
     /// Records the state of a slot. Without memory for the record, this gateway no longer notices
-    /// changes of the slot. Watchers of prefixes then get a snapshot, which says so.
+    /// changes of the slot. Its watchers then get a new snapshot, once until there is memory again. The
+    /// snapshot of a prefix says that it is incomplete.
     fn record(&mut self, stored: LockName, now: Seen) {
-        let is_watched_by_name = self.names.contains_key(&stored.lock_and_slot().0);
-        if self.seen.record(stored, now, is_watched_by_name) || self.is_incomplete {
+        let name = stored.lock_and_slot().0;
+        if self.seen.record(stored, now, self.names.contains_key(&name)) {
             return;
         }
-        self.is_incomplete = true;
-        tracing::warn!(
-            bytes = self.seen.limit(),
-            "watchers of prefixes no longer learn of changes of all locks, because the memory for \
-             watched locks is used up: raise --memory-budget, or watch fewer locks"
-        );
-        // Sending fails only when nobody receives.
-        let _ = self.all.send(Sent::Dropped);
+        if !self.is_incomplete {
+            tracing::warn!(
+                bytes = self.seen.limit(),
+                "watchers no longer learn of changes of all locks, because the memory for watched locks \
+                 is used up: raise --memory-budget, or watch fewer locks"
+            );
+            self.is_incomplete = true;
+            // Sending fails only when nobody receives.
+            let _ = self.all.send(Sent::Dropped);
+        }
+        if let Some(topic) = self.names.get_mut(&name)
+            && !std::mem::replace(&mut topic.is_incomplete, true)
+        {
+            let _ = topic.changes.send(Sent::Dropped);
+        }
     }
 
     /// Forgets what nobody watches any more.
@@ -236,7 +246,15 @@ impl State {
         self.seen.retain(|stored, seen| {
             seen.by.is_some() || names.contains_key(&stored.lock_and_slot().0)
         });
-        self.is_incomplete &= !self.seen.has_room();
+        if self.is_incomplete && self.seen.has_room() {
+            self.is_incomplete = false;
+            // The next snapshots are complete.
+            let _ = self.all.send(Sent::Dropped);
+            for topic in self.names.values_mut().filter(|topic| topic.is_incomplete) {
+                topic.is_incomplete = false;
+                let _ = topic.changes.send(Sent::Dropped);
+            }
+        }
     }
 }
 

@@ -174,7 +174,7 @@ export class LocksTable {
       this.#keepFocus(focused, place);
     }
     const hidden = sorted.length - this.#shown.length;
-    const cut = locks.isCut ? " The gateway shows only a part of all locks." : "";
+    const cut = locks.isCut ? " The gateway does not show or follow all locks." : "";
     setText(
       this.#note,
       hidden > 0 || locks.isCut

@@ -113,8 +113,8 @@ def sync_detailed(
     pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
     A key sees the locks that it may list. For those that it may inspect, it also sees the holder
-    and the length of this gateway's queue. One listing of each client, and two of all clients
-    together, may run at a time; the gateway answers others 429.
+    and the length of this gateway's queue. Two listings of all clients run at a time. Others
+    wait for their turns, for 5 s at most. A second listing of one client is answered 429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -162,8 +162,8 @@ def sync(
     pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
     A key sees the locks that it may list. For those that it may inspect, it also sees the holder
-    and the length of this gateway's queue. One listing of each client, and two of all clients
-    together, may run at a time; the gateway answers others 429.
+    and the length of this gateway's queue. Two listings of all clients run at a time. Others
+    wait for their turns, for 5 s at most. A second listing of one client is answered 429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -206,8 +206,8 @@ async def asyncio_detailed(
     pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
     A key sees the locks that it may list. For those that it may inspect, it also sees the holder
-    and the length of this gateway's queue. One listing of each client, and two of all clients
-    together, may run at a time; the gateway answers others 429.
+    and the length of this gateway's queue. Two listings of all clients run at a time. Others
+    wait for their turns, for 5 s at most. A second listing of one client is answered 429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
@@ -253,8 +253,8 @@ async def asyncio(
     pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
     A key sees the locks that it may list. For those that it may inspect, it also sees the holder
-    and the length of this gateway's queue. One listing of each client, and two of all clients
-    together, may run at a time; the gateway answers others 429.
+    and the length of this gateway's queue. Two listings of all clients run at a time. Others
+    wait for their turns, for 5 s at most. A second listing of one client is answered 429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
