@@ -108,7 +108,7 @@ fn vote() -> impl Strategy<Value = Vote> {
             _ => Vote::Failed(Failure::new(
                 Reason::Clock,
                 Effect::None,
-                "the fencing token is too far from the node's own time",
+                "the operation's time is too far from the node's own time",
             )),
         },
     )
