@@ -34,7 +34,9 @@ type client struct {
 }
 
 // call sends one request to any gateway. It returns the status, or 0 without an answer.
-func (c *client) call(method string, headers map[string]string, body any) (int, map[string]any, error) {
+func (c *client) call(
+	method string, headers map[string]string, body any,
+) (int, map[string]any, error) {
 	var sent io.Reader
 	if body != nil {
 		text, err := json.Marshal(body)

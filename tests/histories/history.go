@@ -13,7 +13,7 @@ import (
 const undone = 12 * time.Second
 
 // mostUnknowns is how many operations without an end a history may have.
-const mostUnknowns = 8
+const mostUnknowns = 4
 
 // history records the operations on one lock.
 type history struct {
@@ -24,11 +24,12 @@ type history struct {
 func (h *history) add(client int, asked request, got answer, call, end int64) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
-	op := porcupine.Operation{ClientId: client, Input: asked, Call: call, Output: got, Return: end}
-	h.ops = append(h.ops, op)
+	h.ops = append(h.ops, porcupine.Operation{
+		ClientId: client, Input: asked, Call: call, Output: got, Return: end,
+	})
 }
 
-// record adds an operation, and what else it may have done.
+// record adds an operation. One whose outcome is unknown may take effect at any later time.
 func (h *history) record(client int, asked request, got answer, call, end int64) {
 	isUnknown := got.outcome == unknown
 	switch {
@@ -72,7 +73,8 @@ func (h *history) decided() (ops []porcupine.Operation, leftOut int) {
 func (h *history) hasProposals(op porcupine.Operation) bool {
 	for _, other := range h.ops {
 		asked, got := other.Input.(request), other.Output.(answer)
-		if asked.kind != acquire && asked.kind != ghostBegins || asked.owner == op.Input.(request).owner {
+		mayPropose := asked.kind == acquire || asked.kind == ghostBegins
+		if !mayPropose || asked.owner == op.Input.(request).owner {
 			continue
 		}
 		ends := other.Return
@@ -92,11 +94,17 @@ func (h *history) unknowns() int {
 	defer h.mutex.Unlock()
 	unknowns := 0
 	for _, op := range h.ops {
-		if op.Return == math.MaxInt64 {
+		if op.Return == math.MaxInt64 && op.Input.(request).kind != ghostEnds {
 			unknowns++
 		}
 	}
 	return unknowns
+}
+
+// violations are the kinds of violations that are planted.
+var violations = []string{
+	"a second holder", "a free lock", "a wrong holder", "a lost lease", "a refused release",
+	"a smaller fencing token",
 }
 
 // plants returns copies of a history with one violation each, which a checker must find.

@@ -9,9 +9,9 @@ import (
 // The model of one lock: a lease with fencing tokens, whose time to live does not end during the
 // test.
 //
-// A request that was not granted may still have set the lock for a moment: on a minority of the
-// masters, or on a majority until its undo arrived. Such a ghost refuses others, and `GET` may show
-// it. A request whose outcome is unknown may be a ghost at any later time.
+// An acquire whose outcome is unknown may set the lock at any later time, until its undo arrives or a
+// repetition with its idempotency key is granted. Until then it is a ghost: a holder whose fencing
+// token nobody knows. Other proposals are not in the model, see decided.
 
 // state is what the lock's masters agree on at one moment.
 type state struct {
@@ -30,8 +30,7 @@ const (
 	extend
 	release
 	get
-	// ghost: the owner may have set the lock for a moment. It begins and ends at some time within its
-	// operation.
+	// A ghost begins and ends at any time after the request.
 	ghostBegins
 	ghostEnds
 )

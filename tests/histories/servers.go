@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -75,11 +74,10 @@ func newCluster(folder, gateway string, masters, gateways int) (*cluster, error)
 		if err := os.Mkdir(data, 0o700); err != nil {
 			return nil, err
 		}
-		command := fmt.Sprintf("redis-server --bind 127.0.0.1 --port %d --dir %s --save --appendonly yes "+
-			"--appendfsync always --maxmemory-policy noeviction", port, data)
-		words := strings.Fields(command)
-		// An empty value of --save switches snapshots off.
-		words = append(words[:8], append([]string{""}, words[8:]...)...)
+		words := []string{
+			"redis-server", "--bind", "127.0.0.1", "--port", fmt.Sprint(port), "--dir", data, "--save", "",
+			"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction",
+		}
 		made.masters = append(made.masters, &server{command: words, log: data + ".log"})
 		nodes = append(nodes, "--node", fmt.Sprintf("redis://127.0.0.1:%d", port))
 	}
@@ -144,7 +142,9 @@ func (c *cluster) stop() {
 }
 
 // faults disturbs servers until `done` is closed, and counts the faults by kind.
-func (c *cluster) faults(random *rand.Rand, done <-chan struct{}, failed func(error)) map[string]int {
+func (c *cluster) faults(
+	random *rand.Rand, done <-chan struct{}, failed func(error),
+) map[string]int {
 	counts := map[string]int{}
 	for {
 		millis := func(most int) time.Duration {
