@@ -33,7 +33,8 @@ type client struct {
 	odd func(string)
 }
 
-// call sends one request to any gateway. It returns the status, or 0 without an answer.
+// call sends one request to a gateway that it draws. It returns the status and the body of the answer.
+// Without an answer, the status is 0.
 func (c *client) call(
 	method string, headers map[string]string, body any,
 ) (int, map[string]any, error) {

@@ -35,7 +35,8 @@ func (h *history) record(client int, asked request, got answer, call, end int64)
 	switch {
 	case asked.kind == release && isUnknown:
 		h.add(client, asked, got, call, math.MaxInt64)
-	case asked.kind != acquire && isUnknown:
+	case (asked.kind == extend || asked.kind == get) && isUnknown:
+		// Without an answer, neither changes what the model knows.
 	case asked.kind == acquire && isUnknown:
 		for _, kind := range []kind{ghostBegins, ghostEnds} {
 			h.add(client, request{kind, asked.lock, asked.owner}, got, call, math.MaxInt64)

@@ -53,7 +53,7 @@ const (
 	released
 	// held: 409 lock_held, or `GET` with a holder.
 	held
-	// notHeld: 404, 409 not_holder, or `GET` without a holder.
+	// notHeld: 404, 409 not_holder, or a `GET` that shows a free lock.
 	notHeld
 	// unknown: 503, or no answer.
 	unknown

@@ -129,8 +129,9 @@ fn any_life() -> impl Strategy<Value = u64> {
     prop_oneof![30 => proptest::sample::select(&LIVES_MS[..]), 1 => Just(SHORT_MS)]
 }
 
-/// How long the node stood still before it runs the operation. After the second delay, a part of each
-/// long life is left, which differs from the others by more than the tolerance.
+/// How long the node stood still before it runs the operation. After the first delay, lives keep their
+/// length. After the second, long lives are shorter by more than the tolerance. After the third, no life
+/// is left.
 fn any_delay() -> impl Strategy<Value = u64> {
     let skew = D.as_millis() as u64;
     prop_oneof![4 => Just(0), 1 => Just(skew + LONG_MS / 2), 1 => Just(skew + 4 * LONG_MS)]

@@ -310,7 +310,7 @@ impl App {
         let payer = has_holders.then(|| context.payer()).flatten();
         observer.account(&mut context, response.status(), error.as_ref());
         finish(&mut response, error, &observer.public_url, context.id, |size| {
-            observer.large_answers.take(payer.as_deref()?, size)
+            observer.large_answers.take(&payer.as_deref()?.large_answers, size)
         });
         if is_head {
             leave_out_body(&mut response);
@@ -478,7 +478,7 @@ impl Observer {
     /// Takes the memory for a large answer until the client has read it, see [`LargeMessages`]. If there
     /// is none, returns a refusal instead.
     fn bound(&self, response: Response, size: usize, client: &Client) -> Response {
-        let Some(permit) = self.large_answers.take(client, size) else {
+        let Some(permit) = self.large_answers.take(&client.large_answers, size) else {
             return ApiError::no_memory_for_answer(size).into_response();
         };
         let (parts, body) = response.into_parts();

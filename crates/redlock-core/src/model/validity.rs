@@ -67,7 +67,7 @@ pub struct Remaining {
 }
 
 impl Lease {
-    /// How long a majority stores the lock at least, counted from the begin of the request.
+    /// How long a majority stores the lock at least, counted from the start of the request.
     pub fn life(&self) -> Duration {
         self.life
     }

@@ -196,7 +196,7 @@ pub enum ReleaseScope {
     /// from everybody replaces exactly this grant, for this time. If another grant stands, or none,
     /// or if the time is over, this is the release of a holder.
     HolderKeeping {
-        /// The time, counted from `began_micros`.
+        /// How long the lock is kept free, counted from `began_micros`.
         life: Ttl,
         /// When the release began, by the gateway's wall clock, in microseconds since 1970.
         began_micros: u64,

@@ -103,7 +103,7 @@ struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// Takes memory for so many bytes in all.
+    /// Takes as much more memory as the request needs for `bytes` in all.
     fn reserve(&mut self, bytes: usize) -> Result<(), ApiError> {
         if bytes <= self.bytes {
             return Ok(());
@@ -113,7 +113,7 @@ impl Memory<'_> {
         let has_grown = match &mut self.permit {
             Some(permit) => pool.grow(permit, more),
             permit => {
-                *permit = pool.take(client, more);
+                *permit = pool.take(&client.large_requests, more);
                 permit.is_some()
             }
         };

@@ -252,7 +252,8 @@ impl EventStream {
     /// Whether there may be memory for the snapshot. If not, making it would only load the masters.
     fn may_have_memory(&self) -> bool {
         let large = self.caller.gateway().large_answers();
-        self.postponed.is_none_or(|bytes| large.has_room(self.caller.client(), bytes))
+        self.postponed
+            .is_none_or(|bytes| large.has_room(&self.caller.client().large_answers, bytes))
     }
 
     /// Makes the snapshot later. Drops the changes until now, because the snapshot will show them.
@@ -268,7 +269,8 @@ impl EventStream {
         if bytes <= COVERED {
             return;
         }
-        self.permit = self.caller.gateway().large_answers().take(self.caller.client(), bytes);
+        let of_client = &self.caller.client().large_answers;
+        self.permit = self.caller.gateway().large_answers().take(of_client, bytes);
         if self.permit.is_none() {
             self.postponed = Some(bytes);
             self.piece = String::new();

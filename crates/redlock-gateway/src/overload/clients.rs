@@ -56,9 +56,10 @@ pub struct Client {
     pub listing: Counter,
     /// Open event streams.
     pub watching: Counter,
-    /// Bytes of large requests that the client has not completed, and of large answers that it has not
-    /// read.
-    pub large_messages: Counter,
+    /// Bytes of large answers that the client has not read.
+    pub large_answers: Counter,
+    /// Bytes of its requests for many locks, and of their answers.
+    pub large_requests: Counter,
     /// Requests that were answered before they were granted, until they end.
     pub deferred: Counter,
     /// Callbacks under way.
@@ -128,7 +129,8 @@ impl Client {
             &self.places,
             &self.listing,
             &self.watching,
-            &self.large_messages,
+            &self.large_answers,
+            &self.large_requests,
             &self.deferred,
         ];
         counters.iter().all(|counter| counter.count() == 0) && self.quota.is_empty()

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 
-use super::clients::{Client, Counter, Permit};
+use super::clients::{Counter, Permit};
 
 /// A message of at most this many bytes needs no permit: the cost of its connection covers it.
 pub(crate) const COVERED: usize = 16 * 1024;
@@ -45,13 +45,13 @@ impl LargeMessages {
         Self { limit: usize::try_from(limit).unwrap_or(usize::MAX), ..Self::default() }
     }
 
-    /// Takes the bytes of a message. One client may take as many as are still free. While no other
+    /// Takes the bytes of a message. `of_client` counts what its client has taken here. One client may take as many as are still free. While no other
     /// message is there, one of any size is admitted: with a small budget, a message may be larger than
     /// the limit.
-    pub fn take(&self, client: &Client, bytes: usize) -> Option<LargePermit> {
+    pub fn take(&self, of_client: &Counter, bytes: usize) -> Option<LargePermit> {
         let mut permit = LargePermit {
             of_all: self.taken.take_when(0, Some)?,
-            of_client: client.large_messages.take_when(0, Some)?,
+            of_client: of_client.take_when(0, Some)?,
         };
         self.grow(&mut permit, bytes).then_some(permit)
     }
@@ -77,14 +77,14 @@ impl LargeMessages {
     }
 
     /// Whether [`LargeMessages::take`] would succeed now.
-    pub fn has_room(&self, client: &Client, bytes: usize) -> bool {
+    pub fn has_room(&self, of_client: &Counter, bytes: usize) -> bool {
         let taken = self.taken.count();
         let free = self.limit.saturating_sub(taken).saturating_sub(bytes);
-        taken == 0 || client.large_messages.count().saturating_add(bytes) <= free
+        taken == 0 || of_client.count().saturating_add(bytes) <= free
     }
 }
 
-/// The size of a body that needs a permit.
+/// The size of a body, if the body is so large that it needs a permit.
 pub(crate) fn large(body: &impl http_body::Body) -> Option<usize> {
     let size = body.size_hint().exact()?;
     usize::try_from(size).ok().filter(|size| *size > COVERED)
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_client_takes_as_many_bytes_as_are_still_free() {
         let large = LargeMessages::new(100);
-        let clients: [Client; 3] = Default::default();
+        let clients: [Counter; 3] = Default::default();
         let mut permits = Vec::new();
         let mut take = |client: usize| {
             let taken = std::iter::from_fn(|| large.take(&clients[client], 10)).take(20);
