@@ -12,8 +12,10 @@ use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, Node, Op, Reply, Task, Vote};
 use redlock_core::{
-    AcquireOptions, HeldBy, Lease, LockError, LockName, Owner, OwnerChoice, Redlock,
+    AcquireOptions, HeldBy, Info, Lease, LockError, LockName, Owner, OwnerChoice, Redlock,
 };
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::support::harness::PATIENCE;
@@ -166,6 +168,111 @@ async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     assert_eq!((copy.token, copy.replayed), (first.token, true));
     locks.release(&lock, &copy.token).await.expect("the lock is held");
     other.await.expect("no panic").expect("the waiter is served");
+}
+
+/// A wait that is much shorter than the time between two polls of a queue.
+const SHORT_WAIT: Duration = Duration::from_millis(20);
+
+/// Another client waits for a lock, and its queue remembers who held the lock when it last asked.
+/// Returns the waiter's task. The lock must be held.
+async fn with_a_waiter(locks: &Redlock, lock: &LockName) -> JoinHandle<Result<Lease, LockError>> {
+    let (locks, lock) = (locks.clone(), lock.clone());
+    let (sender, waits) = oneshot::channel();
+    let waiter = tokio::spawn(async move {
+        let options = AcquireOptions::default();
+        let on_wait = || {
+            let _ = sender.send(());
+            Ok(())
+        };
+        locks.acquire_within(&lock, ttl(LONG_MS), options, PATIENCE, on_wait).await
+    });
+    waits.await.expect("the request waits");
+    waiter
+}
+
+const COPY: &str = "the copy";
+
+async fn acquire_shortly(
+    locks: &Redlock,
+    lock: &LockName,
+    owner: Owner,
+) -> Result<Lease, LockError> {
+    let options = AcquireOptions { info: Info::new(COPY).unwrap(), ..shared_by(owner) };
+    locks.acquire_within(lock, ttl(LONG_MS), options, SHORT_WAIT, || Ok(())).await
+}
+
+/// The memory of the queue is older than the grant, which another gateway has given.
+#[tokio::test]
+async fn a_repetition_behind_a_waiter_gets_the_grant_of_another_gateway() {
+    // An intercepted node passes on no hints, so the waiter does not ask again.
+    let nodes: Vec<_> = memory_nodes().into_iter().map(|node| intercepted(node, pass_on)).collect();
+    let here = redlock(nodes.clone(), Duration::from_secs(1));
+    let there = redlock(nodes, Duration::from_secs(1));
+    let lock = name("job");
+    let held = acquire_at_once(&here, &lock, OsEntropy.owner()).expect("the lock is free");
+    let waiter = with_a_waiter(&there, &lock).await;
+    let owner = OsEntropy.owner();
+    here.release(&lock, &held.token).await.expect("the lock is held");
+    let lease = acquire_at_once(&here, &lock, owner).expect("the lock is free");
+    for _ in 0..3 {
+        let again = acquire_shortly(&there, &lock, owner).await.expect("the owner has the lock");
+        assert_eq!((again.token, again.replayed), (lease.token, true));
+    }
+    waiter.abort();
+}
+
+/// A repetition that asks for its own grant must not overtake the waiters before it.
+#[tokio::test]
+async fn a_repetition_behind_a_waiter_takes_no_free_lock() {
+    let lock = name("job");
+    let nodes: Vec<Arc<dyn Node>> = memory_nodes()
+        .into_iter()
+        .map(|node| {
+            intercepted(node, |node, task| {
+                if let Op::Acquire { record, .. } = &*task.op {
+                    let (_, info) = record.parse().expect("a record");
+                    assert_ne!(info, COPY.as_bytes(), "it asks for the lock");
+                }
+                pass_on(node, task);
+            })
+        })
+        .collect();
+    let here = redlock(nodes.clone(), Duration::from_secs(1));
+    let there = redlock(nodes, Duration::from_secs(1));
+    let held = acquire_at_once(&here, &lock, OsEntropy.owner()).expect("the lock is free");
+    let waiter = with_a_waiter(&there, &lock).await;
+    here.release(&lock, &held.token).await.expect("the lock is held");
+    let refused = acquire_shortly(&there, &lock, OsEntropy.owner()).await;
+    let Err(LockError::Held(by)) = refused else { panic!("{refused:?}") };
+    assert_eq!(by.fencing, Some(held.token.fencing()), "as the queue remembers it");
+    waiter.abort();
+}
+
+/// Without a quorum, an earlier request of the owner may have got the lock.
+#[tokio::test]
+async fn a_repetition_behind_a_waiter_is_unknown_without_a_quorum() {
+    let lock = name("job");
+    let is_away = Arc::new(AtomicBool::new(false));
+    let nodes: Vec<Arc<dyn Node>> = memory_nodes()
+        .into_iter()
+        .enumerate()
+        .map(|(at, node)| {
+            let is_away = is_away.clone();
+            intercepted(node, move |node, task| {
+                // An operation that is dropped counts as failed.
+                if at == 0 || !is_away.load(Ordering::Relaxed) {
+                    pass_on(node, task);
+                }
+            })
+        })
+        .collect();
+    let locks = redlock(nodes, Duration::from_secs(1));
+    acquire_at_once(&locks, &lock, OsEntropy.owner()).expect("the lock is free");
+    let waiter = with_a_waiter(&locks, &lock).await;
+    is_away.store(true, Ordering::Relaxed);
+    let refused = acquire_shortly(&locks, &lock, OsEntropy.owner()).await;
+    assert!(matches!(refused, Err(LockError::Unknown(_))), "{refused:?}");
+    waiter.abort();
 }
 
 /// Votes that have not reached their request yet.

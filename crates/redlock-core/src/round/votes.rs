@@ -190,6 +190,17 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
     }
 }
 
+/// The nodes on which an inspection found a grant of this owner.
+pub(crate) fn copies_of(owner: &Owner, votes: &[Option<Vote>]) -> usize {
+    let is_own =
+        |holding: &Holding| holding.record.parse().is_some_and(|(token, _)| token.owner() == owner);
+    count(votes, |vote| match vote {
+        Vote::Found(holding) => is_own(holding),
+        Vote::FoundOfSet(holdings) => holdings.iter().any(is_own),
+        _ => false,
+    })
+}
+
 /// How long a majority stores the lock: the TTL of a grant, or the quorum-th longest life of an
 /// extension. That life is longer than the TTL if the nodes kept the lock for longer anyway, and
 /// shorter if the extension reached them late.

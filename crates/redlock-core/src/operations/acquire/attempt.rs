@@ -22,8 +22,8 @@ use crate::node::{Hint, Holding, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend;
 use crate::operations::slots::{Choice, SlottedLock};
 use crate::round::votes::{
-    OwnGrant, can_hold, count, held_by, held_or_asked_for_by, is_split, may_be_split, own_grant,
-    unheard,
+    OwnGrant, can_hold, copies_of, count, held_by, held_or_asked_for_by, is_split, may_be_split,
+    own_grant, unheard,
 };
 use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
@@ -148,8 +148,7 @@ impl Attempt {
         self
     }
 
-    /// Takes no free slot: asks only for an earlier grant of the owner. On a lock without slots
-    /// this changes nothing.
+    /// Asks only for an earlier grant of the owner, and takes nothing that is free.
     pub(crate) fn for_own(mut self) -> Self {
         self.is_for_own = true;
         self
@@ -223,6 +222,26 @@ impl Attempt {
         Ok(())
     }
 
+    /// Reads the lock, and succeeds if a majority stores a grant of the owner. A proposal for a lock
+    /// that is free would overtake the waiters before this one.
+    async fn find_own(&mut self) -> Result<(), AttemptError> {
+        let shared = self.shared.clone();
+        let quorum = shared.quorum.size();
+        let AcquireParams { owner, ttl, ref keys, .. } = self.params;
+        let own = |votes: &[Option<Vote>]| copies_of(&owner, votes);
+        let cannot_stand = |votes: &[Option<Vote>]| own(votes) + unheard(votes) < quorum;
+        let round = shared.inspect(keys.clone(), shared.round_limits(ttl));
+        let votes = round.votes_until(|votes| own(votes) >= quorum || cannot_stand(votes)).await;
+        if own(&votes) >= quorum {
+            Ok(())
+        } else if cannot_stand(&votes) {
+            Err(self.failed(LockError::Held(HeldBy::default()), false))
+        } else {
+            let reports = shared.reports(&round.outcome().await);
+            Err(self.failed(LockError::Unknown(reports), false))
+        }
+    }
+
     /// Prepares the round of the first proposal. The caller must ask it on all nodes.
     pub(crate) fn prepare(&mut self) -> Result<PreparedRound, LockError> {
         let (next, round) = self.next_proposal()?;
@@ -261,6 +280,8 @@ impl Attempt {
         if self.current.is_none() {
             if self.chooses_slots {
                 Box::pin(self.choose_slots()).await?;
+            } else if self.is_for_own {
+                Box::pin(self.find_own()).await?;
             }
             self.ask()?;
         }

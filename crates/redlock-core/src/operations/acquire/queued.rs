@@ -53,8 +53,8 @@ pub(super) enum WakeReason {
     Handed,
     /// The waiter was first in its queue.
     First(Cause),
-    /// An earlier request of the owner appears to have the lock. The waiter asks without waiting
-    /// for its turn.
+    /// An earlier request of the owner appears to have the lock, or may have it. The waiter asks
+    /// without waiting for its turn.
     OwnGrant,
 }
 
@@ -115,12 +115,23 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
                 Some(error) => error,
                 None => LockError::Unknown(Vec::new()),
             },
+            LockError::Held(by) => match self.own_error.take() {
+                Some(LockError::NoQuorum(reports) | LockError::Unknown(reports)) => {
+                    LockError::Unknown(reports)
+                }
+                _ => LockError::Held(by),
+            },
             error => error,
         };
         match error {
             LockError::Held(by) => LockError::Held(HeldBy { line: place.map(Box::new), ..by }),
             error => error,
         }
+    }
+
+    fn ask_for_own(&mut self) -> Attempt {
+        self.reason = WakeReason::OwnGrant;
+        Attempt::new(self.shared, self.params.for_attempt()).for_own()
     }
 
     fn is_own(&self, by: &HeldBy) -> bool {
@@ -161,10 +172,7 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     self.reason = WakeReason::Handed;
                     attempt
                 }
-                Step::AskForOwn => {
-                    self.reason = WakeReason::OwnGrant;
-                    Attempt::new(self.shared, self.params.for_attempt()).for_own()
-                }
+                Step::AskForOwn => self.ask_for_own(),
                 Step::Superseded => {
                     self.ticket.end(now);
                     return Err(LockError::Superseded);
@@ -182,6 +190,16 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                 Step::WaitUntil(next) if self.is_new && next == self.first_try => {
                     signalled(&self.ticket, next).await;
                     continue;
+                }
+                // The refusal that the queue remembers may be older than a grant that an earlier
+                // request of the owner got at another gateway.
+                Step::Wait | Step::WaitUntil(_)
+                    if now >= self.deadline
+                        && self.params.owner_is_shared
+                        && !self.has_tried
+                        && self.own_error.is_none() =>
+                {
+                    self.ask_for_own()
                 }
                 Step::Wait | Step::WaitUntil(_) if now >= self.deadline => {
                     return Err(self.end(now));
@@ -265,6 +283,10 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
     }
 
     fn cut_off(&mut self, now: Instant) -> LockError {
+        // An earlier request of the owner may have the lock, and nothing has contradicted that.
+        if self.params.owner_is_shared && !self.has_tried {
+            self.own_error.get_or_insert(LockError::Unknown(Vec::new()));
+        }
         self.end(now)
     }
 
