@@ -71,8 +71,7 @@ func step(before, input, output any) (bool, any) {
 	switch asked.kind {
 	case acquire:
 		if got.outcome == held {
-			// A repetition by the holder itself may be refused while others wait at its gateway.
-			return now.holder != "", now
+			return now.holder != "" && !isOwn, now
 		}
 		if isOwn && now.fencing == got.fencing {
 			return true, now
