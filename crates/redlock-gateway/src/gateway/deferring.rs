@@ -261,7 +261,8 @@ impl Drop for DeferredTask {
         if let (DeferredStage::Ended(end), true) = (self.deferred.stage(), self.client_knows_id) {
             self.notifier.ended(&end);
         }
-        self.gateway.deferred.ended(&self.deferred, self.client_knows_id);
+        let Gateway { deferred, wait_share, .. } = &*self.gateway;
+        deferred.ended(&self.deferred, self.client_knows_id, wait_share.deferred);
     }
 }
 

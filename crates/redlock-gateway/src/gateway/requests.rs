@@ -32,10 +32,11 @@ use crate::overload::clients::{Client, Counter, Permit};
 
 /// How long an ended request is remembered.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Limit on remembered requests of one client, and of all clients together. The oldest are
-/// forgotten.
-const MAX_ENDED_OF_CLIENT: usize = 1_000;
+/// Limit on remembered requests of all clients together. The oldest are forgotten. Together with the
+/// open ones there are at most as many as may be open, so they take no memory of their own.
 const MAX_ENDED: usize = 4_000;
+/// One client may have this part of the remembered requests.
+const CLIENT_PART: usize = 4;
 
 /// The id of a request. It is derived from principal, lock and idempotency key, so a repeated
 /// request has the same id.
@@ -219,17 +220,18 @@ fn client_key(client: &Arc<Client>) -> usize {
 }
 
 impl<R> Table<R> {
-    fn remember(&mut self, request: &Arc<DeferredRequest<R>>, now: Instant) {
+    /// `most`: limit on remembered requests of all clients.
+    fn remember(&mut self, request: &Arc<DeferredRequest<R>>, now: Instant, most: usize) {
         let key = client_key(&request.client);
         self.ended.push_back((now, request.clone()));
         let of_client = self.ended_by_client.entry(key).or_default();
         *of_client += 1;
-        if *of_client > MAX_ENDED_OF_CLIENT {
+        if *of_client > most.div_ceil(CLIENT_PART) {
             let oldest = self.ended.iter().position(|(_, it)| client_key(&it.client) == key);
             let oldest = oldest.and_then(|at| self.ended.remove(at));
             oldest.into_iter().for_each(|(_, request)| self.forget(&request));
         }
-        self.forget_old(now);
+        self.forget_old(now, most);
     }
 
     fn remove(&mut self, request: &Arc<DeferredRequest<R>>) {
@@ -250,9 +252,9 @@ impl<R> Table<R> {
         }
     }
 
-    fn forget_old(&mut self, now: Instant) {
+    fn forget_old(&mut self, now: Instant, most: usize) {
         while let Some((at, _)) = self.ended.front()
-            && (now.saturating_duration_since(*at) >= REMEMBERED || self.ended.len() > MAX_ENDED)
+            && (now.saturating_duration_since(*at) >= REMEMBERED || self.ended.len() > most)
             && let Some((_, request)) = self.ended.pop_front()
         {
             self.forget(&request);
@@ -292,7 +294,6 @@ impl<R> DeferredRequests<R> {
     ) -> Result<(Arc<DeferredRequest<R>>, bool), LockError> {
         let id = RequestId::of(&owner);
         let mut table = self.table.lock();
-        table.forget_old(Instant::now());
         if let Some(known) = table.requests.get(&id).filter(|known| known.is_open()) {
             return Ok((known.clone(), false));
         }
@@ -312,14 +313,21 @@ impl<R> DeferredRequests<R> {
             permits: Mutex::new(Some([of_client, of_all])),
         });
         table.requests.insert(id, new.clone());
+        table.forget_old(Instant::now(), self.max_ended(max));
         Ok((new, true))
     }
 
-    /// Remembers an ended request for a while, if its client `knows_id`.
-    pub(super) fn ended(&self, request: &Arc<DeferredRequest<R>>, knows_id: bool) {
+    /// How many ended requests may be remembered. `max`: how many may be open.
+    fn max_ended(&self, max: usize) -> usize {
+        max.saturating_sub(self.open.count()).min(MAX_ENDED)
+    }
+
+    /// Remembers an ended request for a while, if its client `knows_id`. `max`: how many requests
+    /// may be open.
+    pub(super) fn ended(&self, request: &Arc<DeferredRequest<R>>, knows_id: bool, max: usize) {
         let mut table = self.table.lock();
         if knows_id {
-            table.remember(request, Instant::now());
+            table.remember(request, Instant::now(), self.max_ended(max));
         } else {
             table.remove(request);
         }
@@ -336,7 +344,7 @@ impl<R> DeferredRequests<R> {
     }
 
     pub(super) fn upkeep(&self) {
-        self.table.lock().forget_old(Instant::now());
+        self.table.lock().forget_old(Instant::now(), MAX_ENDED);
     }
 }
 
@@ -370,25 +378,27 @@ mod tests {
         let (new, is_new) = add(&requests, 1, &client, (1, 9)).unwrap();
         assert!(is_new && !Arc::ptr_eq(&first, &new));
         // The end of the first request does not remove the second one.
-        requests.ended(&first, false);
+        requests.ended(&first, false, 9);
         assert!(requests.find(&new.id).is_some());
     }
 
     #[test]
     fn a_client_pushes_out_only_its_own_ended_requests() {
+        const MOST: usize = 41;
+        const OF_CLIENT: usize = 11;
         let requests = DeferredRequests::<()>::default();
         let (one, other) = (Arc::new(Client::default()), Arc::new(Client::default()));
         let end = |bytes: [u8; 16], client: &Arc<Client>| {
             let target = Target::Lock("a".parse().unwrap());
-            let limits = (9, 9);
+            let limits = (9, MOST);
             let (request, _) =
                 requests.add(Owner::from_bytes(bytes), target, (None, client), limits).unwrap();
             request.end(DeferredEnd::Expired);
-            requests.ended(&request, true);
+            requests.ended(&request, true, MOST);
             request.id
         };
         let of_other = end([9; 16], &other);
-        let ids: Vec<_> = (0..MAX_ENDED_OF_CLIENT + 10)
+        let ids: Vec<_> = (0..OF_CLIENT + 10)
             .map(|number| {
                 let mut bytes = [1; 16];
                 bytes[..8].copy_from_slice(&(number as u64).to_be_bytes());
@@ -397,9 +407,20 @@ mod tests {
             .collect();
         assert!(requests.find(&of_other).is_some());
         let known = ids.iter().filter(|id| requests.find(id).is_some()).count();
-        assert_eq!(known, MAX_ENDED_OF_CLIENT);
+        assert_eq!(known, OF_CLIENT);
         assert!(requests.find(&ids[0]).is_none() && requests.find(&ids[20]).is_some());
-        requests.table.lock().forget_old(Instant::now() + REMEMBERED);
+        // Open requests take the places of ended ones.
+        let open = (100..98 + MOST as u8).map(|number| {
+            let (request, _) = add(&requests, number, &other, (MOST, MOST)).unwrap();
+            request
+        });
+        let open: Vec<_> = open.collect();
+        assert_eq!(requests.table.lock().requests.len(), MOST);
+        for request in open {
+            request.end(DeferredEnd::Cancelled);
+            requests.ended(&request, false, MOST);
+        }
+        requests.table.lock().forget_old(Instant::now() + REMEMBERED, MOST);
         assert!(requests.find(&of_other).is_none());
         let table = requests.table.lock();
         assert!(table.requests.is_empty() && table.ended_by_client.is_empty());
