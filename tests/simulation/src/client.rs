@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use redlock_core::{
     AcquireOptions, Info, Lease, LockError, LockSet, LockToken, Owner, OwnerChoice, RetryPolicy,
     SlotSet, Slots, Ttl,
@@ -67,6 +68,9 @@ pub struct Client {
     pub habits: Habits,
     /// Percentage of requests that name an owner, as requests with an idempotency key do.
     pub keyed_percent: u64,
+    /// How many copies may follow such a request before it is answered. With one, only some requests
+    /// that wait have a copy.
+    pub copies: u64,
     /// Percentage of requests that ask for two locks as a set.
     pub set_percent: u64,
     /// Percentage of requests that ask for slots of the lock with slots.
@@ -332,28 +336,35 @@ impl Client {
         }
     }
 
-    /// Asks for a lock. Sometimes a copy of a waiting request follows before the first is answered,
-    /// with the same idempotency key and through any gateway. If both are granted, the client goes
-    /// on with the larger token.
+    /// Asks for a lock. Sometimes copies of the request follow before the first is answered, with the
+    /// same idempotency key and through any gateway. If several are granted, the client goes on with
+    /// the largest token.
     async fn acquire_and_repeat(&mut self, gateway: u8, wish: Wish) -> Option<Hold> {
-        if !matches!(wish.how, How::Waiting(_)) || wish.owner.is_none() || !self.chance.percent(40)
-        {
+        let is_waiting = matches!(wish.how, How::Waiting(_));
+        let likely = if self.copies > 1 { 70 } else { 40 };
+        if wish.owner.is_none() || !is_waiting && self.copies == 1 || !self.chance.percent(likely) {
             return self.acquire(gateway, wish).await;
         }
+        let count = if self.copies > 1 { self.chance.between(1, self.copies) } else { 1 };
+        let copies: Vec<_> = (0..count).map(|_| self.copy_of(wish)).collect();
+        let copies = copies.into_iter().map(async |(gateway, pause, copy)| {
+            tokio::time::sleep(pause).await;
+            self.acquire(gateway, copy).await
+        });
+        let (first, others) = tokio::join!(biased; self.acquire(gateway, wish), join_all(copies));
+        first.into_iter().chain(others.into_iter().flatten()).max_by_key(|hold| hold.grant.fencing)
+    }
+
+    /// A copy of a request, its gateway, and how long after the request it is sent.
+    fn copy_of(&mut self, wish: Wish) -> (u8, Duration, Wish) {
         let other = self.any_gateway();
         let pause = self.chance.millis(0, 200);
-        let how = How::Waiting(self.chance.millis(50, 800));
-        let copy = Wish {
-            how,
-            hangs_up: self.chance.percent(30).then(|| self.chance.millis(1, 600)),
-            ..wish
+        let how = match wish.how {
+            How::Waiting(_) => How::Waiting(self.chance.millis(50, 800)),
+            How::Once | How::Polling => wish.how,
         };
-        let repeat = async {
-            tokio::time::sleep(pause).await;
-            self.acquire(other, copy).await
-        };
-        let (first, second) = tokio::join!(biased; self.acquire(gateway, wish), repeat);
-        first.into_iter().chain(second).max_by_key(|hold| hold.grant.fencing)
+        let hangs_up = self.chance.percent(30).then(|| self.chance.millis(1, 600));
+        (other, pause, Wish { how, hangs_up, ..wish })
     }
 
     async fn acquire(&self, gateway: u8, wish: Wish) -> Option<Hold> {

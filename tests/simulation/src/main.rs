@@ -29,6 +29,7 @@ Examples:
   redlock-sim --seeds 0..50 --scenario reconfigure         an operator changes the configuration
   redlock-sim --seeds 0..500 --scenario moved              names move to other processes
   redlock-sim --seeds 0..500 --scenario deferred           requests that are claimed later
+  redlock-sim --seeds 0..500 --scenario copies             requests that are sent up to four times
   redlock-sim --seeds 0..500 --scenario skews              one gateway has another clock skew
   redlock-sim --seeds 0..500 --scenario fast-clocks        masters' clocks run faster than promised
 
@@ -84,6 +85,8 @@ enum ScenarioArgument {
     Moved,
     /// The storm, but many requests are answered before they are granted, and claimed later.
     Deferred,
+    /// The storm, but most requests are sent up to four times at once.
+    Copies,
     /// The storm, but one gateway has another clock skew than the others.
     Skews,
     /// The storm, but the clocks of masters run faster than promised. It finds violations, but
@@ -111,6 +114,7 @@ impl Arguments {
             ScenarioArgument::Raise => Plan::raise(seed),
             ScenarioArgument::Moved => Plan::moved(seed),
             ScenarioArgument::Deferred => Plan::deferred(seed),
+            ScenarioArgument::Copies => Plan::copies(seed),
             ScenarioArgument::Skews => Plan::skews(seed),
             ScenarioArgument::FastClocks => Plan::fast_clocks(seed),
         };
@@ -126,18 +130,8 @@ impl Arguments {
         for rule in &self.without {
             command += &format!(" --without {rule}");
         }
-        match self.scenario {
-            ScenarioArgument::Storm => {}
-            ScenarioArgument::Rolling => command += " --scenario rolling",
-            ScenarioArgument::Young => command += " --scenario young",
-            ScenarioArgument::Contended => command += " --scenario contended",
-            ScenarioArgument::Queue => command += " --scenario queue",
-            ScenarioArgument::Reconfigure => command += " --scenario reconfigure",
-            ScenarioArgument::Raise => command += " --scenario raise",
-            ScenarioArgument::Moved => command += " --scenario moved",
-            ScenarioArgument::Deferred => command += " --scenario deferred",
-            ScenarioArgument::Skews => command += " --scenario skews",
-            ScenarioArgument::FastClocks => command += " --scenario fast-clocks",
+        if let Some(scenario) = self.scenario.to_possible_value() {
+            command += &format!(" --scenario {}", scenario.get_name());
         }
         if let Some(nodes) = self.nodes {
             command += &format!(" --nodes {nodes}");

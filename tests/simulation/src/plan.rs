@@ -99,6 +99,9 @@ pub struct Plan {
     /// watermark on a node that granted it, and that watermark keeps a repair out. The core's
     /// documentation describes this limit.
     pub keyed_percent: u64,
+    /// How many copies may follow such a request before it is answered. With one, only some requests
+    /// that wait have a copy.
+    pub copies: u64,
     /// Percentage of requests that ask for two locks as a set.
     pub set_percent: u64,
     /// Percentage of requests that ask for slots of the lock with slots.
@@ -206,6 +209,7 @@ impl Plan {
             bootstrap_cuts: chance.percent(30),
             names: chance.between(2, 4) as u8,
             keyed_percent: 35,
+            copies: 1,
             set_percent: 25,
             slots_percent: 20,
             deferred_percent: 0,
@@ -249,6 +253,14 @@ impl Plan {
         let storm = Self::storm(seed);
         let faults = if seed.is_multiple_of(3) { Faults::default() } else { storm.faults };
         Self { deferred_percent: 50, foreign_clients: 0, faults, ..storm }
+    }
+
+    /// The storm of a seed, but most requests have copies under way at other gateways. A third of the
+    /// histories have no faults.
+    pub fn copies(seed: u64) -> Self {
+        let storm = Self::storm(seed);
+        let faults = if seed.is_multiple_of(3) { Faults::default() } else { storm.faults };
+        Self { copies: 3, keyed_percent: 80, waiting_percent: 60, names: 2, faults, ..storm }
     }
 
     /// The storm of a seed, but the last gateway has a clock skew of its own.

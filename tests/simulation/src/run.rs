@@ -154,6 +154,7 @@ fn begin_clients(stage: &Stage, start: Instant) -> Vec<JoinHandle<()>> {
                 registers: registers.clone(),
                 habits: plan.scenario.habits(index),
                 keyed_percent: plan.keyed_percent,
+                copies: plan.copies,
                 set_percent: plan.set_percent,
                 slots_percent: plan.slots_percent,
                 deferred_percent: plan.deferred_percent,

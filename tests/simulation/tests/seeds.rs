@@ -1,11 +1,11 @@
 //! With all rules on, no seed violates a promise. The variable `REDLOCK_SIM_SEEDS` sets the number
 //! of seeds. The default is 40, for the daily level. `tests/run --part simulation` sets it to 300.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redlock_sim::checker::Demand;
 use redlock_sim::client::deferred::WINDOW_MS;
-use redlock_sim::history::{Answer, Operation, Request};
+use redlock_sim::history::{Answer, Moment, Operation, Request};
 use redlock_sim::plan::Plan;
 use redlock_sim::rule::Rule;
 use redlock_sim::run::run;
@@ -77,6 +77,39 @@ fn deferred_requests_violate_nothing() {
         }
     }
     assert!(claimed > 300 && unclaimed > 300, "{claimed}, {unclaimed}");
+}
+
+#[test]
+fn copies_of_requests_violate_nothing() {
+    let found = search(0..seeds(), &Demand::ALL, false, Plan::copies, |_, _| {});
+    let summary = &found.summary;
+    assert_clean(&found, "copies");
+    assert!(summary.grants > 50 * summary.histories, "{summary}");
+    // Many owners must have three requests or more under way at once.
+    let mut crowds = 0;
+    let mut replayed = 0;
+    for history in (0..30).map(|seed| run(&Plan::copies(seed)).history) {
+        let mut by_owner = BTreeMap::<_, Vec<_>>::new();
+        for operation in &history.operations {
+            if let Request::Acquire { owner: Some(owner), .. } = operation.request {
+                by_owner.entry((owner, operation.name)).or_default().push(operation);
+            }
+            let is_replayed =
+                matches!(operation.answer, Some(Answer::Granted { replayed: true, .. }));
+            replayed += u32::from(is_replayed);
+        }
+        let under_way = |requests: &[&Operation], at: Moment| {
+            let is_under_way =
+                |it: &&&Operation| it.start <= at && it.end.is_none_or(|end| at < end);
+            requests.iter().filter(is_under_way).count()
+        };
+        let crowded = by_owner
+            .values()
+            .filter(|requests| requests.iter().any(|it| under_way(requests, it.start) >= 3));
+        crowds += crowded.count();
+    }
+    println!("{crowds} times three copies at once, {replayed} grants returned again");
+    assert!(crowds > 500 && replayed > 500, "{crowds}, {replayed}");
 }
 
 #[test]
