@@ -31,6 +31,7 @@ mod node {
     mod contract;
     mod differential;
     mod eligibility;
+    mod lost_writes;
     mod malformed;
     mod module;
     mod moved;

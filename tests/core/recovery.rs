@@ -558,8 +558,8 @@ impl Session for SlowSession {
     fn load(&self, run_id: &str, marker: &str) -> Answering<Engine> {
         self.session.load(run_id, marker)
     }
-    fn call(&self, tasks: &[Task]) -> Answering<Answer> {
-        self.session.call(tasks)
+    fn call(&self, tasks: &[Task], number: u64) -> Answering<Answer> {
+        self.session.call(tasks, number)
     }
     fn closed(&self) -> Pin<Box<dyn Future<Output = String> + Send>> {
         self.session.closed()

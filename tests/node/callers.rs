@@ -36,8 +36,9 @@ fn run_id(server: &RedisServer) -> String {
 }
 
 fn call(op: Op) -> Vec<u8> {
-    let header = Header::new(MARKER_KEY, MARKER, "{lock:}:hints", &node_settings());
-    pack_call(&header, [Arc::new(op)].iter())
+    let header =
+        Header::new(MARKER_KEY, MARKER, "{lock:}:hints", "{lock:}:number:1", &node_settings());
+    pack_call(&header, 0, [Arc::new(op)].iter())
 }
 
 fn acquire(name: &str) -> Vec<u8> {

@@ -74,7 +74,11 @@ fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
 
 fn packed(ops: &[Arc<Op>]) -> Vec<u8> {
     let any_clock = NodeSettings::default().with_max_clock_skew(Duration::from_micros(T));
-    pack_call(&Header::new(MARKER_KEY, MARKER, "{lock:}:hints", &any_clock), ops.iter())
+    pack_call(
+        &Header::new(MARKER_KEY, MARKER, "{lock:}:hints", "{lock:}:number:1", &any_clock),
+        7,
+        ops.iter(),
+    )
 }
 
 /// A call as a bug in another program may damage it.

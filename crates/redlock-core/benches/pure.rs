@@ -174,12 +174,19 @@ mod batch {
 
     #[divan::bench(args = SIZES)]
     fn encoded(bencher: Bencher, size: usize) {
-        let header =
-            Header::new("{lock:}:node", "1 a-marker", "{lock:}:hints", &NodeSettings::default());
+        let header = Header::new(
+            "{lock:}:node",
+            "1 a-marker",
+            "{lock:}:hints",
+            "{lock:}:number",
+            &NodeSettings::default(),
+        );
         let ops: Vec<_> = (0..size)
             .map(|at| Arc::new(if is_acquire(&at) { acquire() } else { release() }))
             .collect();
-        bencher.counter(ItemsCount::new(size)).bench(|| pack_call(&header, black_box(&ops).iter()));
+        bencher
+            .counter(ItemsCount::new(size))
+            .bench(|| pack_call(&header, 0, black_box(&ops).iter()));
     }
 
     #[divan::bench(args = SIZES)]

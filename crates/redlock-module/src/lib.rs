@@ -127,5 +127,11 @@ fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
         }
         answer.vote(&vote);
     }
+    if admitted && request.number > 0 {
+        // An error only quarantines this master for nothing after its restart.
+        let number = Bytes::from(request.number.to_string());
+        let _ = space.set(&request.number_key, number, Expiry::In(codec::NUMBER_KEPT_MS));
+        space.end_operation();
+    }
     Ok(answer.finish())
 }

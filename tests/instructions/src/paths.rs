@@ -171,6 +171,7 @@ fn batch(times: u32) {
         "{lock:}:node",
         "1 9f86d081884c7d65 6379",
         "{lock:}:hints",
+        "{lock:}:number:9f86d081884c7d65",
         &NodeSettings::default(),
     );
     let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
@@ -202,7 +203,7 @@ fn batch(times: u32) {
     }
     let answer = packed_answer(&votes);
     for _ in 0..times {
-        let call = std::hint::black_box(pack_call(&header, std::hint::black_box(&ops).iter()));
+        let call = std::hint::black_box(pack_call(&header, 0, std::hint::black_box(&ops).iter()));
         assert!(call.len() > ops.len() * record.grant().len());
         let votes = unpacked_answer(ops.len(), std::hint::black_box(answer.clone()));
         assert_eq!(std::hint::black_box(votes).map(|votes| votes.len()), Some(2 * HALF));

@@ -160,11 +160,11 @@ impl Session for SimSession {
         if Arc::strong_count(&self.calls) > 1 {
             self.link.recorder.situation("probes beside calls");
         }
-        let answer = ask(&self.link.master, &self.connection, Question::Probe);
+        let answer = ask(&self.link.master, &self.connection, Question::Probe(self.link.gateway));
         async {
             match answer.await? {
-                Reply::Seen(facts, marker, is_caught_up) => {
-                    Ok(ProbeReply { facts, marker, is_caught_up })
+                Reply::Seen(facts, marker, is_caught_up, number) => {
+                    Ok(ProbeReply { facts, marker, is_caught_up, number })
                 }
                 _ => Err(confused()),
             }
@@ -248,7 +248,7 @@ impl Session for SimSession {
 
     /// The time in the answer to an empty call. Every answer to a call carries the master's time.
     fn time_micros(&self) -> Answering<i64> {
-        let answer = self.call(&[]);
+        let answer = self.call(&[], 0);
         async { answer.await?.time_micros.ok_or_else(confused) }.boxed()
     }
 
@@ -278,7 +278,7 @@ impl Session for SimSession {
         .boxed()
     }
 
-    fn call(&self, tasks: &[Task]) -> Answering<Answer> {
+    fn call(&self, tasks: &[Task], number: u64) -> Answering<Answer> {
         let marker = self.marker.get().cloned().unwrap_or_default();
         if Arc::strong_count(&self.calls) > 1 {
             self.link.recorder.situation("overlapping calls");
@@ -288,7 +288,12 @@ impl Session for SimSession {
         let answer = ask(
             &self.link.master,
             &self.connection,
-            Question::Call { marker, settings: self.link.settings, ops },
+            Question::Call {
+                marker,
+                settings: self.link.settings,
+                number: (self.link.gateway, number),
+                ops,
+            },
         );
         async move {
             let answer = answer.await;
@@ -342,7 +347,9 @@ impl Subscription for SimSubscription {
     }
 
     fn ping(&self) -> Answering<()> {
-        ask(&self.master, &self.connection, Question::Probe).map(|answer| answer.map(drop)).boxed()
+        ask(&self.master, &self.connection, Question::Probe(0))
+            .map(|answer| answer.map(drop))
+            .boxed()
     }
 }
 

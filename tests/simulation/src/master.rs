@@ -57,8 +57,8 @@ pub fn lock_names(numbers: &[u8]) -> Vec<LockName> {
 /// A gateway's request to a master.
 #[derive(Debug, Clone)]
 pub enum Question {
-    /// Asks for the master's facts and marker.
-    Probe,
+    /// Asks for the master's facts, its marker, and the number of this gateway's last call.
+    Probe(u8),
     /// Replaces one marker with another.
     Swap(MarkerSwap),
     /// Asks for the stored locks.
@@ -68,8 +68,9 @@ pub enum Question {
     /// Records that the master has caught up under this marker.
     CaughtUp(String),
     /// Lock operations, with the marker that admits the gateway and with the gateway's settings.
-    /// All of them are one script call, so no other call runs between them.
-    Call { marker: String, settings: NodeSettings, ops: Vec<Arc<Op>> },
+    /// All of them are one script call, so no other call runs between them. The master keeps the
+    /// call's number for the gateway, unless it is 0.
+    Call { marker: String, settings: NodeSettings, number: (u8, u64), ops: Vec<Arc<Op>> },
     /// Subscribes to hints.
     Listen(mpsc::UnboundedSender<Hint>),
 }
@@ -77,8 +78,9 @@ pub enum Question {
 /// A master's answer.
 #[derive(Debug)]
 pub enum Reply {
-    /// Answers `Probe`. The flag says whether the master has caught up.
-    Seen(Facts, Option<String>, bool),
+    /// Answers `Probe`. The flag says whether the master has caught up; the number is that of the
+    /// gateway's last call.
+    Seen(Facts, Option<String>, bool, u64),
     /// Answers `Swap`.
     Swapped(Swapped),
     /// Answers `Stored`.
@@ -340,7 +342,12 @@ impl Master {
 
     fn serve(&self, arrival: Arrival, run: u64, memory: &MemoryNode) {
         let reply = match &arrival.question {
-            Question::Probe => Reply::Seen(self.facts(run), memory.marker(), memory.is_caught_up()),
+            Question::Probe(gateway) => Reply::Seen(
+                self.facts(run),
+                memory.marker(),
+                memory.is_caught_up(),
+                memory.number(u64::from(*gateway)),
+            ),
             Question::Swap(MarkerSwap { run_id, from, to, probed_micros }) => {
                 let late =
                     *probed_micros != 0 && self.clock.wall_micros() > probed_micros + 10_000_000;
@@ -364,7 +371,7 @@ impl Master {
                 memory.mark_caught_up(marker);
                 Reply::Noted
             }
-            Question::Call { marker, settings, ops } => {
+            Question::Call { marker, settings, number: (gateway, number), ops } => {
                 let stands = memory.marker();
                 let is_admitted = !self.marker_is_checked
                     || stands.as_deref().map(incarnation_of) == Some(incarnation_of(marker));
@@ -374,6 +381,9 @@ impl Master {
                     self.execute(memory, (marker, &settings), op, &arrival.connection)
                 };
                 let votes = ops.iter().map(run).collect();
+                if is_admitted && *number > 0 && !self.process().is_replica {
+                    memory.keep_number(u64::from(*gateway), *number);
+                }
                 let write_error =
                     (ops.is_empty() && memory.is_full()).then(|| "OOM no memory left".to_owned());
                 Reply::Answer(Answer { votes, time_micros, is_admitted, write_error })

@@ -27,6 +27,8 @@ const DEPTH: usize = 4;
 /// A call under way.
 pub(super) struct Call {
     pub(super) tasks: Vec<Task>,
+    /// The number that the node keeps; 0 if it keeps none.
+    pub(super) number: u64,
     pub(super) at: Instant,
 }
 
@@ -98,14 +100,14 @@ impl Calls {
         tasks
     }
 
-    pub(super) fn sent(&mut self, tasks: Vec<Task>, at: Instant) {
+    pub(super) fn sent(&mut self, tasks: Vec<Task>, number: u64, at: Instant) {
         self.operations += tasks.len();
-        self.under_way.push_back(Call { tasks, at });
+        self.under_way.push_back(Call { tasks, number, at });
     }
 
-    /// The tasks of the call that was sent last.
-    pub(super) fn newest(&self) -> &[Task] {
-        self.under_way.back().map_or(&[], |call| &call.tasks)
+    /// The tasks and the number of the call that was sent last.
+    pub(super) fn newest(&self) -> (&[Task], u64) {
+        self.under_way.back().map_or((&[], 0), |call| (&call.tasks, call.number))
     }
 
     /// When the oldest call under way was sent.

@@ -5,8 +5,9 @@
 //! and that many bytes.
 //!
 //! ```text
-//! call        version u8 = 5 | marker key text | incarnation text | hint channel text
-//!             | max_clock_skew in µs u64 | watermark grace in ms u64 | count u16 | operations
+//! call        version u8 = 6 | marker key text | incarnation text | hint channel text
+//!             | key of the number text | max_clock_skew in µs u64 | watermark grace in ms u64
+//!             | number u64, 0 if none is kept | count u16 | operations
 //! operation   code u8 | lock key text | record text | ttl in ms u32
 //!             | W N V: hint text; E H K: began in µs since 1970 u64
 //!   A acquire    W acquire, and publish the hint when the lock is held
@@ -22,7 +23,7 @@
 //!   a w r n u v x i: the same on a set of locks. At the end: count u8 | the other lock keys, each
 //!   as text. All locks get the same record.
 //!
-//! answer      version u8 = 5 | node's time in µs u64 | whether the marker stands u8
+//! answer      version u8 = 6 | node's time in µs u64 | whether the marker stands u8
 //!             | a vote for each operation; without operations: text of the write error, or empty
 //! vote        code u8, then
 //!   1 granted   5 released   6 missing   8 quarantined   9 clock     nothing
@@ -49,7 +50,11 @@ use super::rules::NodeSettings;
 use crate::model::types::{FencingToken, Ttl};
 
 /// The version of the format. A master with another version refuses the call.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
+
+/// How long a master keeps the number of a gateway's last call, in milliseconds: an hour longer than
+/// the longest TTL.
+pub const NUMBER_KEPT_MS: u64 = 25 * 3_600_000;
 
 /// The code in front of a vote about another lock of a set than its first.
 const OF_SET: u8 = 12;
@@ -70,11 +75,17 @@ const LONGEST_OF_SET: usize = 4 * 1024 + 64;
 pub struct Header(Vec<u8>);
 
 impl Header {
-    /// A header for a node with this marker under this key. Each text is cut at 65,535 bytes; ours
-    /// are shorter.
-    pub fn new(marker_key: &str, marker: &str, channel: &str, settings: &NodeSettings) -> Self {
+    /// A header for a node with this marker under this key, which keeps the number of the last call
+    /// under `number_key`. Each text is cut at 65,535 bytes; ours are shorter.
+    pub fn new(
+        marker_key: &str,
+        marker: &str,
+        channel: &str,
+        number_key: &str,
+        settings: &NodeSettings,
+    ) -> Self {
         let mut bytes = vec![VERSION];
-        for part in [marker_key, marker, channel] {
+        for part in [marker_key, marker, channel, number_key] {
             put_text(&mut bytes, part.as_bytes());
         }
         bytes.extend_from_slice(&(settings.max_clock_skew.as_micros() as u64).to_le_bytes());
@@ -83,14 +94,17 @@ impl Header {
     }
 }
 
-/// Encodes one call with at most 65,535 operations.
+/// Encodes one call with at most 65,535 operations. The node keeps `number`, unless it is 0. It must
+/// be below 2^53.
 pub fn pack_call<'a>(
     header: &Header,
+    number: u64,
     ops: impl ExactSizeIterator<Item = &'a Arc<Op>> + Clone,
 ) -> Vec<u8> {
     let size = ops.clone().map(|op| super::calls::weight(op)).sum::<usize>();
-    let mut call = Vec::with_capacity(header.0.len() + 2 + size);
+    let mut call = Vec::with_capacity(header.0.len() + 10 + size);
     call.extend_from_slice(&header.0);
+    call.extend_from_slice(&number.to_le_bytes());
     call.extend_from_slice(&(ops.len() as u16).to_le_bytes());
     for op in ops {
         pack_op(&mut call, op);
@@ -171,8 +185,12 @@ pub struct Call {
     pub marker: Bytes,
     /// The channel for hints.
     pub channel: Bytes,
+    /// The key of the call's number.
+    pub number_key: Bytes,
     /// `max_clock_skew` and the grace of watermarks.
     pub settings: NodeSettings,
+    /// The number of the call; 0 if the node keeps none.
+    pub number: u64,
     /// The operations, in the order in which they run.
     pub ops: Vec<Op>,
 }
@@ -205,10 +223,12 @@ fn whole_call(bytes: &mut Bytes) -> Option<Call> {
     let marker_key = take_text(bytes)?;
     let marker = take_text(bytes)?;
     let channel = take_text(bytes)?;
+    let number_key = take_text(bytes)?;
     let max_clock_skew = Duration::from_micros(bytes.try_get_u64_le().ok()?);
     let fence_grace = Duration::from_millis(bytes.try_get_u64_le().ok()?);
     let settings =
         NodeSettings::default().with_max_clock_skew(max_clock_skew).with_fence_grace(fence_grace);
+    let number = bytes.try_get_u64_le().ok()?;
     let count = bytes.try_get_u16_le().ok()?;
     // The count may be wrong, so it alone does not decide how much memory is reserved. An operation
     // takes at least 9 bytes.
@@ -216,7 +236,7 @@ fn whole_call(bytes: &mut Bytes) -> Option<Call> {
     for _ in 0..count {
         ops.push(unpack_op(bytes)?);
     }
-    Some(Call { marker_key, marker, channel, settings, ops })
+    Some(Call { marker_key, marker, channel, number_key, settings, number, ops })
 }
 
 fn unpack_op(bytes: &mut Bytes) -> Option<Op> {

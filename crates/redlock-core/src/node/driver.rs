@@ -30,9 +30,10 @@ use tokio::time::Instant;
 use super::Task;
 use super::calls::{Call, Calls, fail_all};
 use super::clock_drift::{ClockDrift, RanAhead, Reading};
+use super::codec::NUMBER_KEPT_MS;
 use super::eligibility::{
     EarlyEnd, Eligibility, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN,
-    NextStep, Peers, Suspicion, incarnation_of,
+    NextStep, Peers, Suspicion, admits_durable, incarnation_of,
 };
 use super::link::{Answer, LinkError, LinkErrorKind, MarkerSwap, ProbeReply, Swapped};
 use super::node_registry::NodeRegistry;
@@ -170,6 +171,19 @@ struct Serving {
     probe_until: Option<Instant>,
     /// When the last call was answered.
     answered: Instant,
+    /// The number of the last call that the process has answered and kept the number of.
+    number: u64,
+    /// Whether calls are numbered: the process syncs every write.
+    is_numbered: bool,
+}
+
+/// The latest process that voted.
+struct Earlier {
+    run_id: String,
+    /// When it last answered, on the monotonic clock.
+    answered: Duration,
+    /// The number of the last call that it answered and kept the number of.
+    number: u64,
 }
 
 /// Why a session ended or could not begin.
@@ -214,9 +228,9 @@ pub(super) struct Driver {
     clock_drift: ClockDrift,
     /// When the probe under way was sent, on the monotonic clock.
     probe_sent: Duration,
-    /// The run_id of the latest process that voted, and when that process last answered, on the
-    /// monotonic clock.
-    answered: Option<(String, Duration)>,
+    earlier: Option<Earlier>,
+    /// The number of the last numbered call.
+    number: u64,
     /// `Some` while the other nodes' clocks are read, after this node's clock ran ahead. The second
     /// value is the marker that stood then, if any.
     ran_ahead: Option<(RanAhead, Option<String>)>,
@@ -252,7 +266,8 @@ impl Driver {
             calls,
             clock_drift,
             probe_sent: Duration::ZERO,
-            answered: None,
+            earlier: None,
+            number: 0,
             ran_ahead: None,
             lead: (0, now),
         }
@@ -403,7 +418,7 @@ impl Driver {
 
     fn probed(
         &mut self,
-        ProbeReply { facts, marker, is_caught_up }: ProbeReply,
+        ProbeReply { facts, marker, is_caught_up, number }: ProbeReply,
         now: Instant,
     ) -> Result<(), Outage> {
         self.report.memory(&facts, self.probe_sent);
@@ -425,7 +440,7 @@ impl Driver {
             return Err(Outage::Ineligible(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
         let seen = Moment::of(self.report.env.clock.as_ref());
-        self.compare_with_earlier(&facts);
+        self.compare_with_earlier(&facts, number);
         let incarnation = marker.as_deref().map(incarnation_of);
         let is_for = |stood: &Option<String>| {
             incarnation.is_some() && stood.as_deref().map(incarnation_of) == incarnation
@@ -510,13 +525,31 @@ impl Driver {
     /// The new process had the age that it reports at some moment after the probe was sent. So its
     /// start is computed from when the probe was sent. If the start were computed from the present,
     /// and this gateway had stood still since the answer, the start would seem too late.
-    fn compare_with_earlier(&mut self, facts: &Facts) {
-        let Some((_, answered)) = self.answered.take_if(|(earlier, _)| *earlier != facts.run_id)
+    ///
+    /// A process that synced every write kept the number of each call. If the new process knows only
+    /// an earlier number, its file lacks calls that were answered: the file was cut, an older file was
+    /// put in its place, or the disk did not keep what it had confirmed.
+    fn compare_with_earlier(&mut self, facts: &Facts, known: u64) {
+        let Some(Earlier { answered, number, .. }) =
+            self.earlier.take_if(|earlier| earlier.run_id != facts.run_id)
         else {
             return;
         };
+        let silent = self.probe_sent.saturating_sub(answered);
+        if self.settings.rules.answered_calls_are_known
+            && known < number
+            && silent < Duration::from_millis(NUMBER_KEPT_MS)
+        {
+            tracing::warn!(
+                node = %self.report.name,
+                answered = number,
+                known,
+                "the node was restarted without calls that it had answered"
+            );
+            self.eligibility.contest();
+        }
         let has_run = Duration::from_secs(facts.uptime_seconds.saturating_sub(1));
-        if facts.uptime_seconds > 0 && has_run >= self.probe_sent.saturating_sub(answered) {
+        if facts.uptime_seconds > 0 && has_run >= silent {
             self.contest();
         }
     }
@@ -626,8 +659,11 @@ impl Driver {
         };
         self.is_fresh = false;
         self.report.admitted(&facts, &marker, is_caught_up);
+        let before = self.earlier.as_ref().filter(|earlier| earlier.run_id == facts.run_id);
         self.phase = Phase::Serving(Serving {
             since: now,
+            number: before.map_or(0, |before| before.number),
+            is_numbered: admits_durable(&marker),
             run_id: facts.run_id,
             marker,
             follow: self.connected + NAME_IS_FOLLOWED_EVERY,
@@ -663,13 +699,16 @@ impl Driver {
         self.calls.fail_all_lost();
         self.actions.clear();
         self.actions.push_back(Action::Disconnect);
-        if let Phase::Serving(Serving { since, run_id, answered, .. }) = &self.phase {
+        if let Phase::Serving(Serving { since, run_id, answered, number, .. }) = &self.phase {
             if now.saturating_duration_since(*since) >= GOOD_SESSION {
                 self.backoff = BACKOFF.0;
             }
             let ago = now.saturating_duration_since(*answered);
-            self.answered =
-                Some((run_id.clone(), self.report.env.clock.monotonic().saturating_sub(ago)));
+            self.earlier = Some(Earlier {
+                run_id: run_id.clone(),
+                answered: self.report.env.clock.monotonic().saturating_sub(ago),
+                number: *number,
+            });
         }
         let pause = match &outage {
             Outage::Unreachable(_) => {
@@ -751,18 +790,20 @@ impl Driver {
         }
     }
 
-    /// The operations of the latest [`Action::Call`].
-    pub(super) fn newest_call(&self) -> &[Task] {
+    /// The operations and the number of the latest [`Action::Call`].
+    pub(super) fn newest_call(&self) -> (&[Task], u64) {
         self.calls.newest()
     }
 
     fn send(&mut self, tasks: Vec<Task>, now: Instant) {
-        self.calls.sent(tasks, now);
+        let is_numbered = matches!(&self.phase, Phase::Serving(Serving { is_numbered: true, .. }));
+        self.number += u64::from(is_numbered);
+        self.calls.sent(tasks, if is_numbered { self.number } else { 0 }, now);
         self.actions.push_back(Action::Call);
     }
 
     fn answered(&mut self, answer: Result<Answer, LinkError>, now: Instant) -> Result<(), Outage> {
-        let Some(Call { tasks, at }) = self.calls.take_answered() else { return Ok(()) };
+        let Some(Call { tasks, number, at }) = self.calls.take_answered() else { return Ok(()) };
         let elapsed = now.saturating_duration_since(at);
         if !tasks.is_empty() {
             self.report.env.observer.node_call(&self.report.name, tasks.len(), elapsed);
@@ -778,8 +819,15 @@ impl Driver {
             return Err(Outage::Unreachable(text));
         }
         self.calls.note_round_trip(elapsed);
+        // After an error of a write, the process may not have kept the number either.
+        let is_kept = answer.is_admitted
+            && answer.write_error.is_none()
+            && !answer.votes.iter().any(|vote| matches!(vote, Vote::Failed(_)));
         if let Phase::Serving(serving) = &mut self.phase {
             serving.answered = now;
+            if is_kept && number > 0 {
+                serving.number = number;
+            }
         }
         if let Some(node_time) = answer.time_micros {
             // The node read its clock between our sending and now; the middle is the best guess.

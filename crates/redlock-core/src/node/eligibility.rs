@@ -57,8 +57,8 @@ use std::time::Duration;
 
 pub use self::facts::{Durability, Facts, SETTINGS};
 pub use self::marker::{
-    ClusterConfig, NodeIdentity, Suspicion, TtlBounds, caught_up_key, database_key, incarnation_of,
-    marker_key,
+    ClusterConfig, NodeIdentity, Suspicion, TtlBounds, admits_durable, caught_up_key, database_key,
+    incarnation_of, marker_key, number_key,
 };
 use self::marker::{ParsedMarker, State, short};
 use crate::model::clock::{Clock, Entropy};

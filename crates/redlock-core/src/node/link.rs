@@ -68,8 +68,9 @@ pub trait Session: Send + 'static {
     fn load(&self, run_id: &str, incarnation: &str) -> Answering<Engine>;
 
     /// Runs lock operations in this order, as one uninterrupted call. Calls are answered in the
-    /// order in which they were made. A call without operations is the heartbeat.
-    fn call(&self, tasks: &[Task]) -> Answering<Answer>;
+    /// order in which they were made. A call without operations is the heartbeat. The master keeps
+    /// `number` as that of this gateway's last call, unless it is 0.
+    fn call(&self, tasks: &[Task], number: u64) -> Answering<Answer>;
 
     /// Resolves when the connection has ended by itself, with the reason. Called once.
     fn closed(&self) -> BoxFuture<'static, String>;
@@ -95,6 +96,8 @@ pub struct ProbeReply {
     /// Whether the locks that were granted while the master was away have been set on it since this
     /// marker was put.
     pub is_caught_up: bool,
+    /// The number of this gateway's last call, as the master keeps it; 0 for none.
+    pub number: u64,
 }
 
 /// A change of marker, see [`Session::swap_marker`].

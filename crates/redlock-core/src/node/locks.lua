@@ -50,12 +50,12 @@ local LONGEST_VALUE = 8448
 local LONGEST_OF_SET = 4160
 
 local packed = ARGV[1]
-if byte(packed) ~= 5 then
-  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 5')
+if byte(packed) ~= 6 then
+  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 6')
 end
 -- The whole call is decoded before any operation runs. A call that is cut off makes unpack fail.
-local _, marker_key, marker, channel, max_skew, grace, count, at =
-  unpack('<BI2c0I2c0I2c0I8I8I2', packed)
+local _, marker_key, marker, channel, number_key, max_skew, grace, number, count, at =
+  unpack('<BI2c0I2c0I2c0I2c0I8I8I8I2', packed)
 local codes, locks, records, ttls, extras, t_nums, sets = {}, {}, {}, {}, {}, {}, {}
 local RECORD, GRANT, NONE = 1, 2, 3
 local A, E, H, I, K, N, R, U, V, W, X = byte('AEHIKNRUVWX', 1, -1)
@@ -511,7 +511,7 @@ local function publish(vote, when, hint)
   return vote
 end
 
-local out = { pack('<BI8B', 5, now, admitted and 1 or 0) }
+local out = { pack('<BI8B', 6, now, admitted and 1 or 0) }
 for i = 1, count do
   local code, lock, record = codes[i], locks[i], records[i]
   local set, watermark, vote = sets[i], watermark_of(lock), nil
@@ -534,6 +534,12 @@ for i = 1, count do
     vote = publish(vote, 5, extras[i])
   end
   out[i + 1] = vote
+end
+-- In the append-only file the number follows the writes of its call, so a file that lacks an answered
+-- call has a smaller number. An error here is ignored: the number stays too small, and after a restart
+-- the master is quarantined for nothing.
+if admitted and number > 0 then
+  call('SET', number_key, string.format('%.0f', number), 'PX', 90000000)
 end
 if count == 0 then
   local set = stands and call('SET', marker_key, stored_marker)

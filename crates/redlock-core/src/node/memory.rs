@@ -122,6 +122,16 @@ impl MemoryNode {
         store.caught_up.as_deref().is_some_and(|incarnation| store.shows(incarnation))
     }
 
+    /// Keeps the number of a gateway's last call.
+    pub fn keep_number(&self, gateway: u64, number: u64) {
+        self.lock().numbers.insert(gateway, number);
+    }
+
+    /// The number of a gateway's last call; 0 for none.
+    pub fn number(&self, gateway: u64) -> u64 {
+        self.lock().numbers.get(&gateway).copied().unwrap_or_default()
+    }
+
     /// All locks under a prefix that have an expiry, for a simulated link.
     pub fn stored(&self, prefix: &str) -> Vec<Stored> {
         let mut store = self.lock();
@@ -194,6 +204,7 @@ impl MemoryNode {
         store.expiries.clear();
         store.bytes = 0;
         (store.marker, store.caught_up) = (None, None);
+        store.numbers.clear();
         let since_micros = store.clock.wall_micros();
         self.status.send_modify(|status| {
             status.state = NodeState::Quarantined;
@@ -222,16 +233,17 @@ impl MemoryNode {
             expiries: store.expiries.clone(),
             marker: store.marker.clone(),
             caught_up: store.caught_up.clone(),
+            numbers: store.numbers.clone(),
         }
     }
 
     /// Restores a stored state, as a restart from an old file does.
     pub fn restore(&self, snapshot: Snapshot) {
         let mut store = self.lock();
-        let Snapshot { entries, hasher, expiries, marker, caught_up } = snapshot;
+        let Snapshot { entries, hasher, expiries, marker, caught_up, numbers } = snapshot;
         store.bytes = entries.iter().map(|((_, key), entry)| bytes_of(key, &entry.value)).sum();
         (store.entries, store.hasher, store.expiries) = (entries, hasher, expiries);
-        (store.marker, store.caught_up) = (marker, caught_up);
+        (store.marker, store.caught_up, store.numbers) = (marker, caught_up, numbers);
     }
 
     /// Admits the node again.
@@ -309,6 +321,7 @@ pub struct Snapshot {
     expiries: BTreeSet<(u64, Bytes)>,
     marker: Option<String>,
     caught_up: Option<String>,
+    numbers: BTreeMap<u64, u64>,
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -345,6 +358,8 @@ struct Store {
     marker: Option<String>,
     /// The incarnation of the marker under which the node has caught up.
     caught_up: Option<String>,
+    /// The number of each gateway's last call.
+    numbers: BTreeMap<u64, u64>,
     /// Ordered by a secret hash of the key. The cursor of a listing is such a hash, and must not
     /// reveal keys.
     entries: BTreeMap<(u64, Bytes), Entry>,
@@ -369,6 +384,7 @@ impl Store {
             settings,
             marker,
             caught_up: None,
+            numbers: BTreeMap::new(),
             entries: BTreeMap::new(),
             hasher: RandomState::new(),
             expiries: BTreeSet::new(),

@@ -210,7 +210,7 @@ impl LockReader for Reader {
                 |keys| Task { op: Arc::new(Op::Inspect { keys }), not_after, reply: Reply::none() };
             let tasks: Vec<_> = locks.into_iter().map(task).collect();
             let (Answer { votes, is_admitted, .. }, _) =
-                self.request(&mut state, |session| session.call(&tasks)).await?;
+                self.request(&mut state, |session| session.call(&tasks, 0)).await?;
             if !is_admitted || votes.len() != tasks.len() {
                 state.open = None;
                 let detail = "its marker was lost or changed: it must be admitted again";

@@ -688,6 +688,8 @@ safety_rules! {
     /// A process that restarts with its data is quarantined if a gateway saw its predecessor alive
     /// beside it.
     two_alive_are_noticed
+    /// A restarted node that lacks calls which its earlier process had answered is quarantined.
+    answered_calls_are_known
     /// A node whose clock runs faster than the drift factor allows is quarantined.
     rate_is_checked
     /// A successful extension repairs the lock on nodes that lost it.

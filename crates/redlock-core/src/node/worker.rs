@@ -421,7 +421,8 @@ impl Connection {
                     Some(session.load(&run_id, &incarnation).map(Event::Loaded).boxed());
             }
             (Action::Call, Some(session)) => {
-                self.calls.push_back(session.call(driver.newest_call()))
+                let (tasks, number) = driver.newest_call();
+                self.calls.push_back(session.call(tasks, number));
             }
             (Action::Probe | Action::SwapMarker(_) | Action::Load { .. } | Action::Call, None) => {
                 unreachable!("the driver sends no request without a connection")

@@ -75,12 +75,18 @@ fn encoded_part(op: &Op) -> Op {
 }
 
 fn header() -> Header {
-    Header::new("{lock:}:node", "1 a-marker", "{lock:}:hints", &NodeSettings::default())
+    Header::new(
+        "{lock:}:node",
+        "1 a-marker",
+        "{lock:}:hints",
+        "{lock:}:number",
+        &NodeSettings::default(),
+    )
 }
 
 fn packed(ops: &[Op]) -> Vec<u8> {
     let ops: Vec<_> = ops.iter().cloned().map(Arc::new).collect();
-    pack_call(&header(), ops.iter())
+    pack_call(&header(), 7, ops.iter())
 }
 
 fn vote() -> impl Strategy<Value = Vote> {
@@ -193,7 +199,7 @@ fn another_version_is_named_in_the_error() {
     call[0] = 7;
     assert_eq!(
         unpack_call(call.into()).unwrap_err().to_string(),
-        "the call has version 7 and not 5"
+        "the call has version 7 and not 6"
     );
 }
 

@@ -108,6 +108,7 @@ impl Bench {
             facts: Facts::volatile_master(),
             marker: marker.map(str::to_owned),
             is_caught_up: true,
+            number: 0,
         })))
     }
 
@@ -135,6 +136,7 @@ impl Bench {
             facts,
             marker: Some(marker.clone()),
             is_caught_up: true,
+            number: 0,
         })));
         bench.marker = marker;
         assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
@@ -269,6 +271,7 @@ impl Clocked {
             facts,
             marker: Some(bench.marker.clone()),
             is_caught_up: true,
+            number: 0,
         })))
     }
 
@@ -319,6 +322,7 @@ fn a_process_stops_voting_when_its_name_moves() {
                 facts: Facts::volatile_master(),
                 marker: Some(bench.marker.clone()),
                 is_caught_up: true,
+                number: 0,
             };
             bench.on(Event::Probed(Ok(reply)));
             bench.on(Event::Answered(Ok(answer(Vec::new()))));
@@ -338,14 +342,20 @@ fn a_process_stops_voting_when_its_name_moves() {
             bench.on(Event::Followed(facts.map(|facts| ProbeReply {
                 facts,
                 marker: None,
-                is_caught_up: false
+                is_caught_up: false,
+                number: 0,
             }))),
             []
         );
     }
     follow(&mut bench);
     assert!(bench.now - begin <= NAME_IS_FOLLOWED_EVERY * 3);
-    let moved = Event::Followed(Ok(ProbeReply { facts: other, marker: None, is_caught_up: false }));
+    let moved = Event::Followed(Ok(ProbeReply {
+        facts: other,
+        marker: None,
+        is_caught_up: false,
+        number: 0,
+    }));
     assert_eq!(bench.on(moved), [Action::Disconnect]);
     assert_eq!(bench.state(), NodeState::Connecting);
 }
@@ -507,6 +517,7 @@ fn a_node_that_refuses_writes_cannot_vote_until_they_work() {
             facts: Facts::volatile_master(),
             marker: Some(bench.marker.clone()),
             is_caught_up: true,
+            number: 0,
         };
         assert_eq!(bench.on(Event::Probed(Ok(reply))), []);
         votes(&bench)

@@ -283,6 +283,17 @@ pub fn caught_up_key(prefix: &str) -> String {
     format!("{{{prefix}}}:caught-up")
 }
 
+/// The key under which a node keeps the number of the last call of one gateway's process.
+pub fn number_key(prefix: &str, gateway: u64) -> String {
+    format!("{{{prefix}}}:number:{gateway:016x}")
+}
+
+/// Whether this marker, or its incarnation, admits a process that syncs every write.
+pub fn admits_durable(marker: &str) -> bool {
+    let state = marker.rsplit(':').next().unwrap_or_default();
+    state.starts_with("durable.")
+}
+
 /// The key, in database 0, that names the database of a marker's cluster.
 pub fn database_key(prefix: &str, marker: &str) -> String {
     format!("{{{prefix}}}:database:{}", ClusterConfig::node_set_of(marker).unwrap_or_default())
@@ -365,8 +376,8 @@ pub enum Suspicion {
     Evicted,
     /// The node's clock ran ahead, so locks ended early.
     RanAhead,
-    /// The earlier process and this one were alive at once, so this one may lack grants of the
-    /// earlier one.
+    /// The process lacks calls that the earlier process had answered, or may lack them because both
+    /// were alive at once.
     Contested,
     /// The marker could not be read.
     Unreadable,
@@ -428,8 +439,8 @@ impl Suspicion {
                 Remedy::WaitWithSteadyClock,
             ),
             Self::Contested => (
-                "its earlier process still answered while this one ran, so it may lack locks \
-                 granted there",
+                "its earlier process still answered while this one ran, or has answered calls that \
+                 this one does not know; so it may lack locks granted there",
                 Remedy::WaitWithOneProcess,
             ),
             Self::Unreadable => ("its marker could not be read", Remedy::Wait),

@@ -22,7 +22,7 @@ use fred::types::config::{Config, ServerConfig};
 use fred::types::{
     Builder, ConnectHandle, CustomCommand, InfoKind, Key, Message, RespVersion, Value,
 };
-use futures_util::future::{BoxFuture, try_join};
+use futures_util::future::{BoxFuture, try_join3};
 use futures_util::{FutureExt, poll};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
@@ -35,9 +35,10 @@ use super::stored;
 use super::tls;
 use super::url::RedisUrl;
 use super::{failure, scripts};
+use crate::model::clock::OsEntropy;
 use crate::node::codec::{self, Header};
 use crate::node::eligibility::{
-    Facts, SETTINGS, caught_up_key, database_key, incarnation_of, marker_key,
+    Facts, SETTINGS, caught_up_key, database_key, incarnation_of, marker_key, nonce, number_key,
 };
 use crate::node::link::{
     Answer, Answering, Link, LinkError, LinkErrorKind, MarkerSwap, ProbeReply, RecoveryAnswer,
@@ -54,17 +55,20 @@ pub(super) struct RedisLink(Arc<Target>);
 
 struct Target {
     url: RedisUrl,
+    /// The key of the number of this gateway's last call.
+    number_key: String,
     settings: RedisSettings,
 }
 
 impl RedisLink {
     pub(super) fn new(url: RedisUrl, settings: RedisSettings) -> Self {
-        Self(Arc::new(Target { url, settings }))
+        let number_key = number_key(&settings.key_prefix, nonce(&OsEntropy));
+        Self(Arc::new(Target { url, number_key, settings }))
     }
 
     /// Connects, authenticates and selects the database.
     async fn open(self, is_subscriber: bool) -> Result<RedisSession, LinkError> {
-        let Target { url, settings } = self.0.as_ref();
+        let Target { url, settings, .. } = self.0.as_ref();
         let deadline = settings.call_deadline();
         let is_tls = url.tls;
         let config = Config {
@@ -124,7 +128,7 @@ impl RedisLink {
     /// The client does not report when the node refuses a subscription. So a test message is
     /// published, and must come back. Messages that arrive before it are dropped.
     async fn open_subscription(self, nonce: u64) -> Result<RedisSubscription, LinkError> {
-        let Target { url, settings } = self.0.as_ref();
+        let Target { url, settings, .. } = self.0.as_ref();
         let deadline = settings.call_deadline();
         let channel = hint::channel(&settings.key_prefix, url.database);
         let forbidden = |error: LinkError| match error.detail.starts_with("NOPERM") {
@@ -245,6 +249,7 @@ impl Session for RedisSession {
         let client = self.client.clone();
         let key = marker_key(self.prefix());
         let caught_up_key = caught_up_key(self.prefix());
+        let number_key = self.target.0.number_key.clone();
         async move {
             let info: Result<String, LinkError> =
                 client.info(Some(InfoKind::Default)).await.map_err(LinkError::from);
@@ -280,17 +285,19 @@ impl Session for RedisSession {
                 facts.read_cluster_slots(&nodes?);
                 if !facts.serves_all_slots() {
                     // The marker may be among the keys that other masters serve.
-                    return Ok(ProbeReply { facts, marker: None, is_caught_up: false });
+                    return Ok(ProbeReply { facts, marker: None, is_caught_up: false, number: 0 });
                 }
             }
-            let (marker, caught_up) = (
+            let (marker, caught_up, number) = (
                 client.get::<Option<String>, _>(key),
                 client.get::<Option<String>, _>(caught_up_key),
+                client.get::<Option<u64>, _>(number_key),
             );
-            let (marker, caught_up) = try_join(marker, caught_up).await?;
+            let (marker, caught_up, number) = try_join3(marker, caught_up, number).await?;
+            let number = number.unwrap_or_default();
             let stands = marker.as_deref().map(incarnation_of);
             let is_caught_up = stands.is_some() && caught_up.as_deref() == stands;
-            Ok(ProbeReply { facts, marker, is_caught_up })
+            Ok(ProbeReply { facts, marker, is_caught_up, number })
         }
         .boxed()
     }
@@ -356,10 +363,10 @@ impl Session for RedisSession {
     }
 
     fn load(&self, run_id: &str, incarnation: &str) -> Answering<Engine> {
-        let Target { url, settings } = self.target.0.as_ref();
+        let Target { url, number_key, settings } = self.target.0.as_ref();
         let channel = hint::channel(&settings.key_prefix, url.database);
-        let header =
-            Header::new(&marker_key(&settings.key_prefix), incarnation, &channel, &settings.node);
+        let marker_key = marker_key(&settings.key_prefix);
+        let header = Header::new(&marker_key, incarnation, &channel, number_key, &settings.node);
         let script = scripts::locks(run_id, settings.node.rules());
         let client = self.client.clone();
         let loaded = self.loaded.clone();
@@ -370,7 +377,7 @@ impl Session for RedisSession {
             if is_native {
                 // This heartbeat tests for the module: it fails without the module, and with a
                 // module of another version.
-                let heartbeat = codec::pack_call(&header, [].iter());
+                let heartbeat = codec::pack_call(&header, 0, [].iter());
                 match by_module(client.clone(), run_id.clone(), heartbeat).await {
                     Ok(answer) if is_heartbeat_answer(&answer) => way = Some(Way::Module(run_id)),
                     Err(error @ LinkError { kind: LinkErrorKind::Broken, .. }) => {
@@ -393,7 +400,7 @@ impl Session for RedisSession {
         .boxed()
     }
 
-    fn call(&self, tasks: &[Task]) -> Answering<Answer> {
+    fn call(&self, tasks: &[Task], number: u64) -> Answering<Answer> {
         let client = self.client.clone();
         let Some(Loaded { header, way }) = self.loaded.get() else {
             return async { Err(LinkError::new(LinkErrorKind::NoScript, "no script was loaded")) }
@@ -401,7 +408,7 @@ impl Session for RedisSession {
         };
         let operations = tasks.len();
         let way = way.clone();
-        let call = codec::pack_call(header, tasks.iter().map(|task| &task.op));
+        let call = codec::pack_call(header, number, tasks.iter().map(|task| &task.op));
         async move {
             let answer: Value = match way {
                 Way::Script(digest) => {

@@ -63,6 +63,7 @@ impl Session for ScriptedLink {
                 facts: Facts::volatile_master(),
                 marker: Some(marker.clone()),
                 is_caught_up: true,
+                number: 0,
             })),
         })
         .boxed()
@@ -97,7 +98,7 @@ impl Session for ScriptedLink {
         ready(Ok(Engine::Lua)).boxed()
     }
 
-    fn call(&self, tasks: &[Task]) -> Answering<Answer> {
+    fn call(&self, tasks: &[Task], _: u64) -> Answering<Answer> {
         let votes = vec![Vote::Missing; tasks.len()];
         if self.is_broken.load(Ordering::Relaxed) {
             self.breaks.notify_one();

@@ -13,7 +13,7 @@ fn restarted_with_the_file(bench: &mut Bench, uptime_seconds: u64) -> Vec<Action
     let facts = Facts { run_id: "b".repeat(40), uptime_seconds, ..durable_master() };
     bench.connect();
     let marker = Some(bench.marker.clone());
-    bench.on(Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true })))
+    bench.on(Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true, number: 0 })))
 }
 
 #[track_caller]
@@ -29,7 +29,12 @@ fn assert_contested(actions: &[Action]) {
 fn a_process_with_a_live_predecessor_is_contested() {
     let mut bench = Bench::admitted_as(durable_master(), false);
     let other = Facts { run_id: "b".repeat(40), ..durable_master() };
-    let moved = Event::Followed(Ok(ProbeReply { facts: other, marker: None, is_caught_up: false }));
+    let moved = Event::Followed(Ok(ProbeReply {
+        facts: other,
+        marker: None,
+        is_caught_up: false,
+        number: 0,
+    }));
     assert_eq!(bench.on(moved), [Action::Disconnect]);
     assert_contested(&restarted_with_the_file(&mut bench, 0));
 }
@@ -69,7 +74,7 @@ fn a_gateway_that_stands_still_notices_a_live_predecessor() {
     bench.connect();
     let facts = Facts { run_id: "b".repeat(40), uptime_seconds: 11, ..durable_master() };
     let marker = Some(bench.marker.clone());
-    let probed = Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true }));
+    let probed = Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true, number: 0 }));
     bench.clock.advance(Duration::from_secs(60));
     assert_contested(&bench.on(probed));
 }
