@@ -67,7 +67,7 @@ async fn a_durable_master_whose_file_was_cut_is_quarantined() {
         let (_server, node) = restarted(native, SafetyRules::ALL, |server| cut(server, more)).await;
         let seen = in_state(&node, NodeState::Quarantined).await;
         assert!(
-            seen.detail.contains("answered calls that this one does not know")
+            seen.detail.contains("has answered calls that this one does not know")
                 && seen.remedy == Some(Remedy::WaitWithOneProcess),
             "{seen:?}"
         );

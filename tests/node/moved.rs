@@ -20,7 +20,7 @@ use crate::support::measure::measured;
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, remote_node_with, strict_node};
 use crate::support::resp::Resp;
 
-const CONTESTED: &str = "its earlier process still answered while this one ran";
+const CONTESTED: &str = "its earlier process has answered calls that this one does not know";
 
 /// One gateway's route to a master. New connections lead to one of the two processes. Open
 /// connections stay where they are.
@@ -140,7 +140,7 @@ async fn moved_beside(rules: SafetyRules, held_ms: u64) -> Moved {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_rules_a_durable_master_votes_beside_its_old_process() {
     let off =
-        SafetyRules { returned_waits: false, two_alive_are_noticed: false, ..SafetyRules::ALL };
+        SafetyRules { returned_waits: false, answered_calls_are_known: false, ..SafetyRules::ALL };
     // On a busy machine, the other gateway may leave the old process before it votes once more.
     eventually("votes of both processes, and a lost grant", async || {
         let seen = moved_beside(off, LONG_MS).await;
@@ -199,7 +199,7 @@ mod measured {
             if (seen.beside, seen.lost) != (0, false) || !seen.reason.contains(CONTESTED) {
                 return Err(format!("{seen:?}"));
             }
-            let waits_only = SafetyRules { two_alive_are_noticed: false, ..SafetyRules::ALL };
+            let waits_only = SafetyRules { answered_calls_are_known: false, ..SafetyRules::ALL };
             let seen = moved_beside(waits_only, HELD_MS).await;
             assert!(seen.waited >= NAME_MOVES_WITHIN, "{:?}", seen.waited);
             if seen.beside != 0 || !seen.reason.contains(RETURNED) {

@@ -744,10 +744,9 @@ mod tests {
     /// The model has no switch for these rules of the core. It assumes that a name leads to one
     /// process, that a file keeps what was synced, and that clocks run at the promised rates. The model relies on no life that ends
     /// early: there, each late operation sets its whole life.
-    const ASSUMED: [&str; 6] = [
+    const ASSUMED: [&str; 5] = [
         "name_is_followed",
         "returned_waits",
-        "two_alive_are_noticed",
         "answered_calls_are_known",
         "rate_is_checked",
         "lives_begin_when_asked",

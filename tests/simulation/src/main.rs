@@ -36,7 +36,7 @@ Examples:
 Rules for --without: lock-is-kept, release-leaves-a-tombstone, release-keeps-newer,
 undo-is-exact, clock-is-checked, watermark-is-checked, marker-is-checked, quarantine-is-waited,
 name-is-followed, watermark-outlives-lock; with --scenario moved: returned-waits,
-two-alive-are-noticed; with --scenario skews: marker-names-skew; with --scenario fast-clocks:
+answered-calls-are-known; with --scenario skews: marker-names-skew; with --scenario fast-clocks:
 rate-is-checked; with --scenario young: admitted-is-caught-up; together with admitted-is-caught-up
 and --scenario rolling: missing-is-repaired; together with both and --scenario contended:
 lost-locks-are-recovered.

@@ -28,7 +28,6 @@ use redlock_core::node::{
 };
 use redlock_core::types::LockName;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
 
 use crate::chance::Chance;
 use crate::history::{Execution, Grant, Moment, OpKind, Recorder};
@@ -137,7 +136,6 @@ struct Process {
     is_replica: bool,
     was_replica: bool,
     promotions: u64,
-    started: Instant,
     /// The process that had the name before. Connections to it are still open.
     former: Option<Former>,
     connections: Vec<Weak<Connection>>,
@@ -174,7 +172,6 @@ impl Master {
             is_replica: false,
             was_replica: false,
             promotions: 0,
-            started: Instant::now(),
             former: None,
             connections: Vec::new(),
             listeners: Vec::new(),
@@ -303,7 +300,6 @@ impl Master {
             self.recorder.loss(self.index);
         }
         process.run += 1;
-        process.started = Instant::now();
         (process.is_replica, process.was_replica) = (false, false);
         (process.up, process.durable) = (true, durable);
         Some((left, durable))
@@ -484,7 +480,6 @@ impl Master {
             rewritten: false,
             was_replica: process.was_replica,
             time_micros: self.clock.wall_micros(),
-            uptime_seconds: if former.is_some() { 0 } else { process.started.elapsed().as_secs() },
             used_memory: 0,
             max_memory: 0,
             cluster_slots: None,

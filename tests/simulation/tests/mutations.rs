@@ -86,8 +86,8 @@ fn without_the_wait_of_a_process_that_came_back() {
 }
 
 #[test]
-fn without_noticing_two_processes_alive() {
-    assert_violated("two-alive-are-noticed", "moved", Plan::moved, &SAFETY);
+fn without_the_numbers_of_calls() {
+    assert_violated("answered-calls-are-known", "moved", Plan::moved, &SAFETY);
 }
 
 #[test]

@@ -517,45 +517,26 @@ impl Driver {
         Ok(())
     }
 
-    /// At the first probe of a new process, compares it with the process that voted before. If the
-    /// new process started before the earlier one last answered, both were alive at once. The new
-    /// process may then have loaded the append-only file too early, and lack the grants that
-    /// followed.
-    ///
-    /// The new process had the age that it reports at some moment after the probe was sent. So its
-    /// start is computed from when the probe was sent. If the start were computed from the present,
-    /// and this gateway had stood still since the answer, the start would seem too late.
-    ///
-    /// A process that synced every write kept the number of each call. If the new process knows only
-    /// an earlier number, its file lacks calls that were answered: the file was cut, an older file was
-    /// put in its place, or the disk did not keep what it had confirmed.
+    /// At the first probe of a new process, compares it with the process that voted before. A process
+    /// that syncs every write keeps the number of each gateway's last call. A new process that knows
+    /// only an earlier number lacks calls that were answered, and perhaps their grants. Either it
+    /// loaded the append-only file too early, while the earlier process still ran. Or the file was
+    /// cut, an older file was put in its place, or the disk did not keep what it had confirmed.
     fn compare_with_earlier(&mut self, facts: &Facts, known: u64) {
         let Some(Earlier { answered, number, .. }) =
             self.earlier.take_if(|earlier| earlier.run_id != facts.run_id)
         else {
             return;
         };
-        let silent = self.probe_sent.saturating_sub(answered);
-        if self.settings.rules.answered_calls_are_known
-            && known < number
-            && silent < Duration::from_millis(NUMBER_KEPT_MS)
-        {
+        let is_kept =
+            self.probe_sent.saturating_sub(answered) < Duration::from_millis(NUMBER_KEPT_MS);
+        if known < number && is_kept && self.settings.rules.answered_calls_are_known {
             tracing::warn!(
                 node = %self.report.name,
                 answered = number,
                 known,
-                "the node was restarted without calls that it had answered"
+                "the node's new process lacks calls that its earlier process answered"
             );
-            self.eligibility.contest();
-        }
-        let has_run = Duration::from_secs(facts.uptime_seconds.saturating_sub(1));
-        if facts.uptime_seconds > 0 && has_run >= silent {
-            self.contest();
-        }
-    }
-
-    fn contest(&mut self) {
-        if self.settings.rules.two_alive_are_noticed {
             self.eligibility.contest();
         }
     }
@@ -647,8 +628,6 @@ impl Driver {
         if facts.run_id.is_empty() || facts.run_id == serving.run_id {
             return Ok(());
         }
-        // The session's process still answers, so the two processes are alive at once.
-        self.contest();
         Err(Outage::Unreachable("its name leads to another process now".into()))
     }
 
@@ -819,10 +798,11 @@ impl Driver {
             return Err(Outage::Unreachable(text));
         }
         self.calls.note_round_trip(elapsed);
-        // After an error of a write, the process may not have kept the number either.
+        // If every write failed, the process has not kept the number either.
         let is_kept = answer.is_admitted
             && answer.write_error.is_none()
-            && !answer.votes.iter().any(|vote| matches!(vote, Vote::Failed(_)));
+            && (tasks.is_empty()
+                || !answer.votes.iter().all(|vote| matches!(vote, Vote::Failed(_))));
         if let Phase::Serving(serving) = &mut self.phase {
             serving.answered = now;
             if is_kept && number > 0 {

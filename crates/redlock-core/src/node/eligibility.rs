@@ -16,9 +16,8 @@
 //! 2. The marker admits an earlier process of this node. Both processes synced every write to disk,
 //!    and the new one has not rewritten the append-only file that it loaded. The node is admitted
 //!    [`NAME_MOVES_WITHIN`] after this gateway first saw the new process. By then no gateway talks
-//!    to the earlier process any more. If a gateway finds both processes alive, it *contests* the
-//!    new one, which is then quarantined. The new process may have loaded its file before the
-//!    earlier one granted its last locks.
+//!    to the earlier process any more. If the new process lacks calls that the earlier one has
+//!    answered to a gateway, the gateway *contests* the new one, which is then quarantined.
 //! 3. Otherwise the node's memory of locks is suspect, and the node is *quarantined*. The
 //!    quarantine lasts until every lock that the node may have lost has ended ([`quarantine`]), or
 //!    until recovery restores those locks from the other masters.
@@ -40,9 +39,8 @@
 //!
 //! Not detected:
 //!
-//! - a process that loaded its append-only file while the earlier process still granted locks, and
-//!   no gateway saw both;
-//! - a restored backup of an append-only file;
+//! - lost calls, if no gateway is left that got their answers: after a restored backup, for example;
+//! - bits of an append-only file that were changed, if Redis still loads the file;
 //! - a replica that replaced a durable master and restarted before any probe (Redis forgets that it
 //!   was a replica);
 //! - a change that leaves no trace for the next probe, because it is over between two probes (a
@@ -205,7 +203,7 @@ pub struct Eligibility {
     admitted_by: Option<String>,
     /// `Some` if the node's clock ran ahead; the inner value is the marker that stood then, if any.
     distrusted: Option<Option<String>>,
-    /// Whether two processes were alive at once under the node's name.
+    /// Whether the present process lacks calls that the node's earlier process has answered.
     is_contested: bool,
     rules: BoundRules,
 }
@@ -294,8 +292,8 @@ impl Eligibility {
         self.distrusted = Some(stood);
     }
 
-    /// Reports that the node's earlier process was alive beside the present one. The present
-    /// process may lack grants of the earlier one.
+    /// Reports that the present process lacks calls that the node's earlier process has answered, and
+    /// perhaps their grants.
     pub fn contest(&mut self) {
         self.is_contested = true;
     }

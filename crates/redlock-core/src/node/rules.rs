@@ -685,10 +685,8 @@ safety_rules! {
     /// A process that restarts with its data waits until no gateway can still talk to its
     /// predecessor.
     returned_waits
-    /// A process that restarts with its data is quarantined if a gateway saw its predecessor alive
-    /// beside it.
-    two_alive_are_noticed
-    /// A restarted node that lacks calls which its earlier process had answered is quarantined.
+    /// A process that restarts with its data is quarantined if it lacks calls that its predecessor
+    /// has answered.
     answered_calls_are_known
     /// A node whose clock runs faster than the drift factor allows is quarantined.
     rate_is_checked

@@ -262,7 +262,8 @@ impl fmt::Display for Remedy {
                  5000, makestep at start only)"
             }
             Self::WaitWithOneProcess => {
-                "wait; stop a node's earlier process before another one loads its append-only file"
+                "wait; stop a node's earlier process before another one loads its append-only file, and \
+                 use a disk that keeps what it confirms"
             }
             Self::ReachAllNodes => {
                 "all nodes are admitted at once when every one of them answers and is new"

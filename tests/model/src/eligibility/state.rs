@@ -267,7 +267,6 @@ impl Site {
             replication_id: "0".repeat(40),
             was_replica: false,
             time_micros: 0,
-            uptime_seconds: 0,
             used_memory: 0,
             max_memory: 0,
             cluster_slots: None,

@@ -46,7 +46,6 @@ impl Master {
         process.former =
             Some(Former { run: process.run, durable: process.durable, memory: Arc::new(memory) });
         process.run += 1;
-        process.started = Instant::now();
         process.was_replica = false;
         self.recorder.situation("names that moved");
         if !with_file {

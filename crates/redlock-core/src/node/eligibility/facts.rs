@@ -30,9 +30,6 @@ pub struct Facts {
     pub was_replica: bool,
     /// The node's wall clock, in microseconds since 1970; 0 when unreported.
     pub time_micros: u64,
-    /// How long the process has run by its own wall clock, in seconds. The number may be too large
-    /// by less than one second. 0 when unreported.
-    pub uptime_seconds: u64,
     /// `used_memory`, in bytes; 0 when unreported.
     pub used_memory: u64,
     /// `maxmemory`, in bytes; 0 when the node has no limit or reports none.
@@ -125,7 +122,6 @@ impl Facts {
             replication_id: field("master_replid").into(),
             was_replica: field("master_replid2").bytes().any(|byte| byte != b'0'),
             time_micros: field("server_time_usec").parse().unwrap_or(0),
-            uptime_seconds: field("uptime_in_seconds").parse().unwrap_or(0),
             used_memory: field("used_memory").parse().unwrap_or(0),
             max_memory: field("maxmemory").parse().unwrap_or(0),
             cluster_slots: (field("cluster_enabled") == "1").then(String::new),
@@ -160,7 +156,6 @@ impl Facts {
             replication_id: "c".repeat(40),
             was_replica: false,
             time_micros: 0,
-            uptime_seconds: 0,
             used_memory: 1 << 20,
             max_memory: 0,
             cluster_slots: None,

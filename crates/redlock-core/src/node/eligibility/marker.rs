@@ -376,8 +376,7 @@ pub enum Suspicion {
     Evicted,
     /// The node's clock ran ahead, so locks ended early.
     RanAhead,
-    /// The process lacks calls that the earlier process had answered, or may lack them because both
-    /// were alive at once.
+    /// The process lacks calls that the earlier process has answered, and may lack their grants.
     Contested,
     /// The marker could not be read.
     Unreadable,
@@ -439,8 +438,8 @@ impl Suspicion {
                 Remedy::WaitWithSteadyClock,
             ),
             Self::Contested => (
-                "its earlier process still answered while this one ran, or has answered calls that \
-                 this one does not know; so it may lack locks granted there",
+                "its earlier process has answered calls that this one does not know, so it may \
+                 lack locks granted there",
                 Remedy::WaitWithOneProcess,
             ),
             Self::Unreadable => ("its marker could not be read", Remedy::Wait),

@@ -1,4 +1,5 @@
-//! A new process with its predecessor's file under the same name is contested if both were alive.
+//! A new process with its predecessor's file under the same name is contested if it lacks calls that
+//! the predecessor has answered.
 
 use super::*;
 use crate::node::eligibility::Durability;
@@ -7,74 +8,83 @@ fn durable_master() -> Facts {
     Facts { durability: Durability::Durable, ..Facts::volatile_master() }
 }
 
+/// A driver whose durable node has answered this many calls, the first of them at its admission.
+/// One more is under way.
+fn answered(calls: u64) -> Bench {
+    let mut bench = Bench::admitted_as(durable_master(), false);
+    for _ in 1..calls {
+        bench.submit(1);
+        bench.call();
+        assert_eq!(bench.on(Event::Answered(Ok(answer(vec![Vote::Granted])))), []);
+    }
+    bench.submit(1);
+    bench.call();
+    bench
+}
+
 /// Connects to a durable process that has loaded its predecessor's file, after the session with the
 /// predecessor has ended.
-fn restarted_with_the_file(bench: &mut Bench, uptime_seconds: u64) -> Vec<Action> {
-    let facts = Facts { run_id: "b".repeat(40), uptime_seconds, ..durable_master() };
+fn restarted_with_the_file(bench: &mut Bench, number: u64) -> Vec<Action> {
+    assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
+    let facts = Facts { run_id: "b".repeat(40), ..durable_master() };
     bench.connect();
     let marker = Some(bench.marker.clone());
-    bench.on(Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true, number: 0 })))
+    bench.on(Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true, number })))
 }
 
-#[track_caller]
-fn assert_contested(actions: &[Action]) {
+fn is_contested(actions: &[Action]) -> bool {
     let contested = |to: &str| to.contains(":contested.");
-    assert!(
-        matches!(actions, [Action::SwapMarker(MarkerSwap { to, .. })] if contested(to)),
-        "{actions:?}"
-    );
+    matches!(actions, [Action::SwapMarker(MarkerSwap { to, .. })] if contested(to))
 }
 
 #[test]
-fn a_process_with_a_live_predecessor_is_contested() {
-    let mut bench = Bench::admitted_as(durable_master(), false);
-    let other = Facts { run_id: "b".repeat(40), ..durable_master() };
-    let moved = Event::Followed(Ok(ProbeReply {
-        facts: other,
-        marker: None,
-        is_caught_up: false,
-        number: 0,
-    }));
-    assert_eq!(bench.on(moved), [Action::Disconnect]);
-    assert_contested(&restarted_with_the_file(&mut bench, 0));
-}
-
-#[test]
-fn a_process_older_than_its_predecessors_end_is_contested() {
-    // The predecessor fell silent 10 s ago. A process that reports 11 s has run for more than 10 s.
-    for (uptime_seconds, is_contested) in
-        [(0, false), (1, false), (10, false), (11, true), (3_600, true)]
-    {
-        let mut bench = Bench::admitted_as(durable_master(), false);
-        bench.now += Duration::from_secs(10);
-        bench.clock.advance(Duration::from_secs(10));
-        assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
-        let actions = restarted_with_the_file(&mut bench, uptime_seconds);
-        if is_contested {
-            assert_contested(&actions);
-        } else {
-            assert_eq!(
-                (actions.as_slice(), bench.state()),
-                (&[][..], NodeState::Quarantined),
-                "{uptime_seconds} s"
-            );
+fn a_process_without_an_answered_call_is_contested() {
+    for (number, lacks_calls) in [(0, true), (2, true), (3, false), (4, false)] {
+        let mut bench = answered(3);
+        let actions = restarted_with_the_file(&mut bench, number);
+        assert_eq!(is_contested(&actions), lacks_calls, "{number}: {actions:?}");
+        if !lacks_calls {
+            assert_eq!((actions.as_slice(), bench.state()), (&[][..], NodeState::Quarantined));
             assert!(bench.driver.status().borrow().detail.contains("restarted with its data"));
         }
     }
 }
 
-/// This gateway stands still for a minute between the answer to its probe and the reading of its
-/// own clock.
+/// A call whose writes all failed may have left no number.
 #[test]
-fn a_gateway_that_stands_still_notices_a_live_predecessor() {
-    let mut bench = Bench::admitted_as(durable_master(), false);
-    bench.now += Duration::from_secs(10);
-    bench.clock.advance(Duration::from_secs(10));
+fn a_call_that_failed_need_not_be_known() {
+    let mut bench = answered(3);
+    let failed = Vote::Failed(Failure::new(Reason::Error, Effect::None, "OOM"));
+    assert_eq!(bench.on(Event::Answered(Ok(answer(vec![failed])))), []);
+    assert!(!is_contested(&restarted_with_the_file(&mut bench, 3)));
+}
+
+/// The process answers in one session. The next session with it ends before any answer.
+#[test]
+fn an_answer_counts_in_later_sessions_with_the_process() {
+    let mut bench = answered(3);
     assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
     bench.connect();
-    let facts = Facts { run_id: "b".repeat(40), uptime_seconds: 11, ..durable_master() };
+    let reply = ProbeReply {
+        facts: durable_master(),
+        marker: Some(bench.marker.clone()),
+        is_caught_up: true,
+        number: 3,
+    };
+    bench.on(Event::Probed(Ok(reply)));
+    assert_eq!(bench.on(Event::Loaded(Ok(Engine::Lua))), [Action::Call]);
+    assert!(is_contested(&restarted_with_the_file(&mut bench, 2)));
+}
+
+/// Masters keep a number for longer than any lock.
+#[test]
+fn a_number_may_be_gone_after_a_day() {
+    let mut bench = answered(3);
+    assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
+    bench.clock.advance(Duration::from_millis(NUMBER_KEPT_MS));
+    bench.connect();
+    let facts = Facts { run_id: "b".repeat(40), ..durable_master() };
     let marker = Some(bench.marker.clone());
-    let probed = Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true, number: 0 }));
-    bench.clock.advance(Duration::from_secs(60));
-    assert_contested(&bench.on(probed));
+    let reply = ProbeReply { facts, marker, is_caught_up: true, number: 0 };
+    assert!(!is_contested(&bench.on(Event::Probed(Ok(reply)))));
 }
