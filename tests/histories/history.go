@@ -46,10 +46,10 @@ func (h *history) record(client int, asked request, got answer, call, end int64)
 	}
 }
 
-// decided returns the operations whose answers the checker can judge, and how many it leaves out: a
+// decided returns the operations whose answers the checker can judge, and how many it leaves out. A
 // proposal may have refused an acquire, or was shown by `GET`, although its own request was refused
-// then. So the checker judges no refusal of an acquire, and no unknown token in a `GET`, while another
-// acquire is under way, or was refused shortly before.
+// then. So while another acquire is under way, or was refused shortly before, the checker judges no
+// unknown token in a `GET`. Of a refused acquire it then only demands that its owner held nothing.
 func (h *history) decided() (ops []porcupine.Operation, leftOut int) {
 	tokens := map[int64]bool{}
 	for _, op := range h.ops {
@@ -63,7 +63,10 @@ func (h *history) decided() (ops []porcupine.Operation, leftOut int) {
 		isStrange := asked.kind == get && got.outcome == held && !tokens[got.fencing]
 		if (isRefusal || isStrange) && h.hasProposals(op) {
 			leftOut++
-			continue
+			if isStrange {
+				continue
+			}
+			op.Output = answer{refused, 0}
 		}
 		ops = append(ops, op)
 	}
@@ -105,7 +108,7 @@ func (h *history) unknowns() int {
 // violations are the kinds of violations that are planted.
 var violations = []string{
 	"a second holder", "a free lock", "a wrong holder", "a lost lease", "a refused release",
-	"a smaller fencing token",
+	"a smaller fencing token", "a refused repetition",
 }
 
 // plants returns copies of a history with one violation each, which a checker must find.
@@ -136,11 +139,12 @@ func plants(ops []porcupine.Operation) map[string][]porcupine.Operation {
 			owner string
 			got   answer
 		}{
-			"a second holder":   {acquire, "planted", answer{granted, got.fencing + 1}},
-			"a free lock":       {get, "", answer{notHeld, 0}},
-			"a wrong holder":    {get, "", answer{held, got.fencing - 1}},
-			"a lost lease":      {extend, asked.owner, answer{notHeld, 0}},
-			"a refused release": {release, asked.owner, answer{notHeld, 0}},
+			"a second holder":      {acquire, "planted", answer{granted, got.fencing + 1}},
+			"a free lock":          {get, "", answer{notHeld, 0}},
+			"a wrong holder":       {get, "", answer{held, got.fencing - 1}},
+			"a lost lease":         {extend, asked.owner, answer{notHeld, 0}},
+			"a refused release":    {release, asked.owner, answer{notHeld, 0}},
+			"a refused repetition": {acquire, asked.owner, answer{refused, 0}},
 		} {
 			one := porcupine.Operation{
 				ClientId: op.ClientId, Input: request{planted.kind, asked.lock, planted.owner},

@@ -53,6 +53,8 @@ const (
 	released
 	// held: 409 lock_held, or `GET` with a holder.
 	held
+	// refused: 409 lock_held, perhaps because of another request's proposal.
+	refused
 	// notHeld: 404, 409 not_holder, or a `GET` that shows a free lock.
 	notHeld
 	// unknown: 503, or no answer.
@@ -72,6 +74,9 @@ func step(before, input, output any) (bool, any) {
 	case acquire:
 		if got.outcome == held {
 			return now.holder != "" && !isOwn, now
+		}
+		if got.outcome == refused {
+			return !isOwn || isGhost, now
 		}
 		if isOwn && now.fencing == got.fencing {
 			return true, now
@@ -119,7 +124,7 @@ func model() porcupine.Model {
 		DescribeOperation: func(input, output any) string {
 			asked, got := input.(request), output.(answer)
 			names := []string{"acquire", "extend", "release", "get", "ghost begins", "ghost ends"}
-			outcomes := []string{"granted", "released", "held", "not held", "unknown"}
+			outcomes := []string{"granted", "released", "held", "refused", "not held", "unknown"}
 			return fmt.Sprintf("%s by %s: %s %d",
 				names[asked.kind], asked.owner, outcomes[got.outcome], got.fencing)
 		},

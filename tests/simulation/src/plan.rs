@@ -99,8 +99,8 @@ pub struct Plan {
     /// watermark on a node that granted it, and that watermark keeps a repair out. The core's
     /// documentation describes this limit.
     pub keyed_percent: u64,
-    /// How many copies may follow such a request before it is answered. With one, only some requests
-    /// that wait have a copy.
+    /// How many copies of a request with an owner may follow before it is answered. If that is one,
+    /// only requests that wait have a copy.
     pub copies: u64,
     /// Percentage of requests that ask for two locks as a set.
     pub set_percent: u64,

@@ -829,6 +829,12 @@ impl Driver {
         let mut ineligible = (!answer.is_admitted)
             .then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
+            // Nobody knows which locks a node without its marker has lost.
+            let is_worthless = !answer.is_admitted && matches!(*task.op, Op::Inspect { .. });
+            let vote = match ineligible.filter(|_| is_worthless) {
+                Some(why) => Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, why)),
+                None => vote,
+            };
             ineligible = ineligible.or(ineligible_by(&vote));
             // A later grant in the call does not prove that writes work. After a write that needs
             // no memory, Redis lets the script write on. Only the heartbeat proves that writes

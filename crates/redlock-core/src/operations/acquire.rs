@@ -211,6 +211,7 @@ pub(crate) fn acquire_within<T: Into<PlacePermit>>(
         parts: 0,
         reason,
         own_error: None,
+        asked_at_end: false,
     };
     until_granted(queued)
 }

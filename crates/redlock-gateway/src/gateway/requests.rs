@@ -32,11 +32,11 @@ use crate::overload::clients::{Client, Counter, Permit};
 
 /// How long an ended request is remembered.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Limit on remembered requests of all clients together. The oldest are forgotten. Together with the
-/// open ones there are at most as many as may be open, so they take no memory of their own.
+/// Limit on remembered requests of all clients together. The oldest are forgotten.
 const MAX_ENDED: usize = 4_000;
-/// One client may have this part of the remembered requests.
-const CLIENT_PART: usize = 4;
+/// One client may have a quarter of the remembered requests. And while many requests are open, at
+/// least a quarter as many as may be open are remembered.
+const PART: usize = 4;
 
 /// The id of a request. It is derived from principal, lock and idempotency key, so a repeated
 /// request has the same id.
@@ -226,7 +226,7 @@ impl<R> Table<R> {
         self.ended.push_back((now, request.clone()));
         let of_client = self.ended_by_client.entry(key).or_default();
         *of_client += 1;
-        if *of_client > most.div_ceil(CLIENT_PART) {
+        if *of_client > most.div_ceil(PART) {
             let oldest = self.ended.iter().position(|(_, it)| client_key(&it.client) == key);
             let oldest = oldest.and_then(|at| self.ended.remove(at));
             oldest.into_iter().for_each(|(_, request)| self.forget(&request));
@@ -319,7 +319,7 @@ impl<R> DeferredRequests<R> {
 
     /// How many ended requests may be remembered. `max`: how many may be open.
     fn max_ended(&self, max: usize) -> usize {
-        max.saturating_sub(self.open.count()).min(MAX_ENDED)
+        max.saturating_sub(self.open.count()).max(max / PART).min(MAX_ENDED)
     }
 
     /// Remembers an ended request for a while, if its client `knows_id`. `max`: how many requests
@@ -409,21 +409,31 @@ mod tests {
         let known = ids.iter().filter(|id| requests.find(id).is_some()).count();
         assert_eq!(known, OF_CLIENT);
         assert!(requests.find(&ids[0]).is_none() && requests.find(&ids[20]).is_some());
-        // Open requests take the places of ended ones.
-        let open = (100..98 + MOST as u8).map(|number| {
-            let (request, _) = add(&requests, number, &other, (MOST, MOST)).unwrap();
-            request
-        });
-        let open: Vec<_> = open.collect();
-        assert_eq!(requests.table.lock().requests.len(), MOST);
-        for request in open {
-            request.end(DeferredEnd::Cancelled);
-            requests.ended(&request, false, MOST);
-        }
         requests.table.lock().forget_old(Instant::now() + REMEMBERED, MOST);
         assert!(requests.find(&of_other).is_none());
         let table = requests.table.lock();
         assert!(table.requests.is_empty() && table.ended_by_client.is_empty());
+    }
+
+    #[test]
+    fn open_requests_leave_a_quarter_for_ended_ones() {
+        const MOST: usize = 40;
+        let requests = DeferredRequests::<()>::default();
+        let clients: Vec<_> = (0..4).map(|_| Arc::new(Client::default())).collect();
+        let end = |number: u8, client: &Arc<Client>| {
+            let (request, _) = add(&requests, number, client, (MOST, MOST)).unwrap();
+            request.end(DeferredEnd::Expired);
+            requests.ended(&request, true, MOST);
+            request.id
+        };
+        let ended: Vec<_> = (0..MOST as u8).map(|n| end(n, &clients[n as usize % 4])).collect();
+        assert!(ended.iter().all(|id| requests.find(id).is_some()));
+        let open: Vec<_> = (0..MOST as u8)
+            .map(|n| add(&requests, 100 + n, &clients[0], (MOST, MOST)).unwrap())
+            .collect();
+        let known = ended.iter().map(|id| requests.find(id).is_some());
+        assert_eq!(known.collect::<Vec<_>>(), [[false; 30].as_slice(), &[true; 10]].concat());
+        assert!(open.iter().all(|(request, _)| requests.find(&request.id).is_some()));
     }
 
     #[test]

@@ -231,14 +231,16 @@ impl Attempt {
         let own = |votes: &[Option<Vote>]| copies_of(&owner, votes);
         let cannot_stand = |votes: &[Option<Vote>]| own(votes) + unheard(votes) < quorum;
         let round = shared.inspect(keys.clone(), shared.round_limits(ttl));
+        let outcome = round.outcome().await;
         let votes = round.votes_until(|votes| own(votes) >= quorum || cannot_stand(votes)).await;
         if own(&votes) >= quorum {
             Ok(())
         } else if cannot_stand(&votes) {
-            Err(self.failed(LockError::Held(HeldBy::default()), false))
+            let by = held_by(shared.quorum, &votes);
+            let by = if by.owner == Some(owner) { HeldBy::default() } else { by };
+            Err(self.failed(LockError::Held(by), false))
         } else {
-            let reports = shared.reports(&round.outcome().await);
-            Err(self.failed(LockError::Unknown(reports), false))
+            Err(self.failed(LockError::Unknown(shared.reports(&outcome)), false))
         }
     }
 
@@ -303,6 +305,12 @@ impl Attempt {
                 }
             }
             match decision {
+                // The owner's grant has ended since it was read. The waiters before this one come
+                // first, so this grant is undone.
+                Decision::Yes if self.is_for_own && self.params.slotted.is_none() => {
+                    let error = LockError::Held(HeldBy::default());
+                    return Err(AttemptError { error, split: false, rounds: self.proposals });
+                }
                 Decision::Yes => {
                     let lease_of =
                         |votes: &_| shared.lease(*token, self.params.ttl, self.started, votes);

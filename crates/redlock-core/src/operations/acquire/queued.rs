@@ -44,6 +44,8 @@ pub(super) struct Queued<'a, F> {
     pub(super) reason: WakeReason,
     /// The error of the last attempt for the own grant ([`WakeReason::OwnGrant`]).
     pub(super) own_error: Option<LockError>,
+    /// Whether the request has asked for its own grant after the end of its wait.
+    pub(super) asked_at_end: bool,
 }
 
 /// Why the last attempt was made.
@@ -115,12 +117,15 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
                 Some(error) => error,
                 None => LockError::Unknown(Vec::new()),
             },
-            LockError::Held(by) => match self.own_error.take() {
-                Some(LockError::NoQuorum(reports) | LockError::Unknown(reports)) => {
-                    LockError::Unknown(reports)
+            error @ (LockError::Held(_) | LockError::NoQuorum(_)) if self.asked_at_end => {
+                match self.own_error.take() {
+                    Some(LockError::NoQuorum(reports) | LockError::Unknown(reports)) => {
+                        LockError::Unknown(reports)
+                    }
+                    Some(newer @ LockError::Held(_)) => newer,
+                    _ => error,
                 }
-                _ => LockError::Held(by),
-            },
+            }
             error => error,
         };
         match error {
@@ -191,14 +196,15 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     signalled(&self.ticket, next).await;
                     continue;
                 }
-                // The refusal that the queue remembers may be older than a grant that an earlier
-                // request of the owner got at another gateway.
+                // The queue's last refusal may be too old. Since then another gateway may have
+                // granted the lock to an earlier request of the owner.
                 Step::Wait | Step::WaitUntil(_)
                     if now >= self.deadline
                         && self.params.owner_is_shared
                         && !self.has_tried
-                        && self.own_error.is_none() =>
+                        && !self.asked_at_end =>
                 {
+                    self.asked_at_end = true;
                     self.ask_for_own()
                 }
                 Step::Wait | Step::WaitUntil(_) if now >= self.deadline => {
@@ -227,8 +233,10 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     continue;
                 }
             };
-            // An attempt for the own grant also gets its full time. Cut off, it would prove nothing.
-            let cut_off = if self.is_new || self.reason == WakeReason::OwnGrant {
+            // An attempt for the own grant also gets its full time, and so does the first attempt of
+            // an owner that may have a grant. Cut off, it would prove nothing.
+            let may_have_grant = self.params.owner_is_shared && !self.has_tried;
+            let cut_off = if self.is_new || may_have_grant || self.reason == WakeReason::OwnGrant {
                 now + self.params.ttl.duration()
             } else {
                 self.deadline.max(now) + GRACE
@@ -262,7 +270,8 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
         if self.reason == WakeReason::OwnGrant {
             self.is_new = false;
             self.own_error = Some(failed.error);
-            return if now < self.deadline { Ok(()) } else { Err(self.end(now)) };
+            // The lock may have been handed over meanwhile, so `next` decides what follows.
+            return Ok(());
         }
         (self.is_new, self.has_tried) = (false, true);
         self.splits = if failed.split { self.splits + 1 } else { 0 };
@@ -283,10 +292,6 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
     }
 
     fn cut_off(&mut self, now: Instant) -> LockError {
-        // An earlier request of the owner may have the lock, and nothing has contradicted that.
-        if self.params.owner_is_shared && !self.has_tried {
-            self.own_error.get_or_insert(LockError::Unknown(Vec::new()));
-        }
         self.end(now)
     }
 
