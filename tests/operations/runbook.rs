@@ -393,13 +393,25 @@ async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
     (servers, gateway, backup)
 }
 
-/// The reason why a backup must never be restored unchanged: nothing in it shows that it is old.
+/// The gateway that got the later answers still runs. It notices that the backup lacks them.
+#[tokio::test]
+async fn a_living_gateway_notices_a_restored_backup() {
+    let (mut servers, gateway, backup) = backed_up().await;
+    copied(backup.path(), servers[0].dir());
+    servers[0].restart();
+    was_quarantined(&gateway, &servers[0]).await;
+}
+
+/// The reason why a backup must never be restored unchanged: nothing in it shows to another gateway
+/// that it is old.
 #[tokio::test]
 async fn a_restored_backup_with_its_marker_grants_a_lock_twice() {
     let (mut servers, gateway, backup) = backed_up().await;
     copied(backup.path(), servers[0].dir());
+    drop(gateway);
     servers[0].restart();
-    until_state(&gateway, &servers[0], "admitted", 1).await;
+    let gateway = recovering(&servers).ready().await;
+    until_state(&gateway, &servers[0], "admitted", 0).await;
     assert_no_quarantine(&gateway);
     let twice = gateway.post("job", json!({ "ttl_ms": HOUR_MS })).await;
     assert_eq!(

@@ -119,18 +119,22 @@ fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
         answer.write_error(&set.err().map(|error| error.to_string()).unwrap_or_default());
     }
     space.end_operation();
+    let mut is_yes = request.ops.is_empty();
     for op in &request.ops {
         let vote = rules::run(&mut space, &request.settings, admitted, op);
         space.end_operation();
         if let Some(hint) = op.hint_for(&vote) {
             space.publish(&request.channel, hint.as_bytes());
         }
+        is_yes |= vote.is_yes();
         answer.vote(&vote);
     }
-    if admitted && request.number > 0 {
-        // An error only quarantines this master for nothing after its restart.
+    if admitted && request.number > 0 && is_yes {
         let number = Bytes::from(request.number.to_string());
-        let _ = space.set(&request.number_key, number, Expiry::In(codec::NUMBER_KEPT_MS));
+        let kept = Expiry::In(codec::NUMBER_KEPT_MS);
+        if space.set(&request.number_key, number, kept).is_ok() {
+            answer.number_kept();
+        }
         space.end_operation();
     }
     Ok(answer.finish())

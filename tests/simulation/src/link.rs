@@ -1,6 +1,7 @@
 //! The core's link over the simulated network: it carries the messages between a core worker and
 //! its master. The worker runs the real driver, which decides when to send and how to react.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ const PAGE: usize = 2;
 #[derive(Clone)]
 pub struct SimLink {
     gateway: u8,
+    /// Distinguishes this process of the gateway from its earlier ones.
+    id: u64,
     master: Arc<Master>,
     network: Arc<Network>,
     recorder: Arc<Recorder>,
@@ -53,7 +56,9 @@ impl SimLink {
         recorder: Arc<Recorder>,
         settings: NodeSettings,
     ) -> Self {
-        Self { gateway, master, network, recorder, settings, current: Arc::default() }
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { gateway, id, master, network, recorder, settings, current: Arc::default() }
     }
 
     /// Breaks the current connection. With `hints` the connection for hints breaks too.
@@ -160,7 +165,7 @@ impl Session for SimSession {
         if Arc::strong_count(&self.calls) > 1 {
             self.link.recorder.situation("probes beside calls");
         }
-        let answer = ask(&self.link.master, &self.connection, Question::Probe(self.link.gateway));
+        let answer = ask(&self.link.master, &self.connection, Question::Probe(self.link.id));
         async {
             match answer.await? {
                 Reply::Seen(facts, marker, is_caught_up, number) => {
@@ -291,7 +296,7 @@ impl Session for SimSession {
             Question::Call {
                 marker,
                 settings: self.link.settings,
-                number: (self.link.gateway, number),
+                number: (self.link.id, number),
                 ops,
             },
         );

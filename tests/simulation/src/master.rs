@@ -57,7 +57,7 @@ pub fn lock_names(numbers: &[u8]) -> Vec<LockName> {
 #[derive(Debug, Clone)]
 pub enum Question {
     /// Asks for the master's facts, its marker, and the number of this gateway's last call.
-    Probe(u8),
+    Probe(u64),
     /// Replaces one marker with another.
     Swap(MarkerSwap),
     /// Asks for the stored locks.
@@ -69,7 +69,7 @@ pub enum Question {
     /// Lock operations, with the marker that admits the gateway and with the gateway's settings.
     /// All of them are one script call, so no other call runs between them. The master keeps the
     /// call's number for the gateway, unless it is 0.
-    Call { marker: String, settings: NodeSettings, number: (u8, u64), ops: Vec<Arc<Op>> },
+    Call { marker: String, settings: NodeSettings, number: (u64, u64), ops: Vec<Arc<Op>> },
     /// Subscribes to hints.
     Listen(mpsc::UnboundedSender<Hint>),
 }
@@ -342,7 +342,7 @@ impl Master {
                 self.facts(run),
                 memory.marker(),
                 memory.is_caught_up(),
-                memory.number(u64::from(*gateway)),
+                memory.number(*gateway),
             ),
             Question::Swap(MarkerSwap { run_id, from, to, probed_micros }) => {
                 let late =
@@ -376,13 +376,25 @@ impl Master {
                 let run = |op: &Arc<Op>| {
                     self.execute(memory, (marker, &settings), op, &arrival.connection)
                 };
-                let votes = ops.iter().map(run).collect();
-                if is_admitted && *number > 0 && !self.process().is_replica {
-                    memory.keep_number(u64::from(*gateway), *number);
+                let votes: Vec<_> = ops.iter().map(run).collect();
+                let is_yes = ops.is_empty() || votes.iter().any(Vote::is_yes);
+                let is_number_kept = is_admitted
+                    && *number > 0
+                    && is_yes
+                    && !memory.is_full()
+                    && !self.process().is_replica;
+                if is_number_kept {
+                    memory.keep_number(*gateway, *number);
                 }
                 let write_error =
                     (ops.is_empty() && memory.is_full()).then(|| "OOM no memory left".to_owned());
-                Reply::Answer(Answer { votes, time_micros, is_admitted, write_error })
+                Reply::Answer(Answer {
+                    votes,
+                    time_micros,
+                    is_admitted,
+                    is_number_kept,
+                    write_error,
+                })
             }
             Question::Listen(listener) => {
                 self.process()

@@ -7,7 +7,8 @@
 //! ```text
 //! call        version u8 = 6 | marker key text | incarnation text | hint channel text
 //!             | key of the number text | max_clock_skew in µs u64 | watermark grace in ms u64
-//!             | number u64, 0 if none is kept | count u16 | operations
+//!             | number u64, 0 for none | count u16 | operations
+//!             The node keeps the number of a heartbeat, and of a call with a vote 1, 4 or 5.
 //! operation   code u8 | lock key text | record text | ttl in ms u32
 //!             | W N V: hint text; E H K: began in µs since 1970 u64
 //!   A acquire    W acquire, and publish the hint when the lock is held
@@ -23,7 +24,8 @@
 //!   a w r n u v x i: the same on a set of locks. At the end: count u8 | the other lock keys, each
 //!   as text. All locks get the same record.
 //!
-//! answer      version u8 = 6 | node's time in µs u64 | whether the marker stands u8
+//! answer      version u8 = 6 | node's time in µs u64
+//!             | flags u8: 1 the marker stands, 2 the number was kept
 //!             | a vote for each operation; without operations: text of the write error, or empty
 //! vote        code u8, then
 //!   1 granted   5 released   6 missing   8 quarantined   9 clock     nothing
@@ -55,6 +57,11 @@ pub const VERSION: u8 = 6;
 /// How long a master keeps the number of a gateway's last call, in milliseconds: an hour longer than
 /// the longest TTL.
 pub const NUMBER_KEPT_MS: u64 = 25 * 3_600_000;
+
+/// Where an answer has its flags, and the flags.
+const FLAGS_AT: usize = 9;
+const MARKER_STANDS: u8 = 1;
+const NUMBER_KEPT: u8 = 2;
 
 /// The code in front of a vote about another lock of a set than its first.
 const OF_SET: u8 = 12;
@@ -94,7 +101,7 @@ impl Header {
     }
 }
 
-/// Encodes one call with at most 65,535 operations. The node keeps `number`, unless it is 0. It must
+/// Encodes one call with at most 65,535 operations. The number 0 stands for none. Other numbers must
 /// be below 2^53.
 pub fn pack_call<'a>(
     header: &Header,
@@ -323,8 +330,13 @@ impl AnswerPacker {
         let mut bytes = Vec::with_capacity(64);
         bytes.push(VERSION);
         bytes.extend_from_slice(&time_micros.to_le_bytes());
-        bytes.push(is_admitted.into());
+        bytes.push(if is_admitted { MARKER_STANDS } else { 0 });
         Self(bytes)
+    }
+
+    /// Says that the call's number was kept.
+    pub fn number_kept(&mut self) {
+        self.0[FLAGS_AT] |= NUMBER_KEPT;
     }
 
     /// Adds the error with which writes fail; empty when writes succeed.
@@ -400,7 +412,8 @@ pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
         return None;
     }
     let time_micros = i64::try_from(bytes.try_get_u64_le().ok()?).ok();
-    let is_admitted = bytes.try_get_u8().ok()? == 1;
+    let flags = bytes.try_get_u8().ok()?;
+    let (is_admitted, is_number_kept) = (flags & MARKER_STANDS != 0, flags & NUMBER_KEPT != 0);
     let mut write_error = None;
     if operations == 0 {
         let error = take_text(&mut bytes)?;
@@ -411,7 +424,13 @@ pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
     for _ in 0..operations {
         votes.push(unpack_vote(&mut bytes)?);
     }
-    bytes.is_empty().then_some(Answer { votes, time_micros, is_admitted, write_error })
+    bytes.is_empty().then_some(Answer {
+        votes,
+        time_micros,
+        is_admitted,
+        is_number_kept,
+        write_error,
+    })
 }
 
 fn unpack_vote(bytes: &mut Bytes) -> Option<Vote> {

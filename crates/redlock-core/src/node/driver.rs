@@ -30,7 +30,6 @@ use tokio::time::Instant;
 use super::Task;
 use super::calls::{Call, Calls, fail_all};
 use super::clock_drift::{ClockDrift, RanAhead, Reading};
-use super::codec::NUMBER_KEPT_MS;
 use super::eligibility::{
     EarlyEnd, Eligibility, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN,
     NextStep, Peers, Suspicion, admits_durable, incarnation_of,
@@ -66,6 +65,10 @@ const POLL_NEW: Duration = Duration::from_millis(250);
 /// The limit of markers put in a row. If more were needed, other gateways or programs keep changing
 /// the marker.
 const MAX_PUTS: u32 = 8;
+
+/// How many processes are remembered that voted before the latest one. A name may go back to one of
+/// them.
+const MAX_LEFT: usize = 8;
 
 const _: () = assert!(
     BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.as_millis() < POLL.as_millis()
@@ -169,21 +172,26 @@ struct Serving {
     heartbeat: Instant,
     /// When a probe under way beside the calls is overdue.
     probe_until: Option<Instant>,
-    /// When the last call was answered.
-    answered: Instant,
-    /// The number of the last call that the process has answered and kept the number of.
-    number: u64,
+    /// The last number that the process has kept.
+    kept: Option<Kept>,
     /// Whether calls are numbered: the process syncs every write.
     is_numbered: bool,
+}
+
+/// The number of a call, and when its answer came, on the monotonic clock.
+#[derive(Clone, Copy)]
+struct Kept {
+    number: u64,
+    at: Duration,
 }
 
 /// The latest process that voted.
 struct Earlier {
     run_id: String,
-    /// When it last answered, on the monotonic clock.
-    answered: Duration,
-    /// The number of the last call that it answered and kept the number of.
-    number: u64,
+    /// The last number that it has kept.
+    kept: Option<Kept>,
+    /// The newer process that was compared with it last.
+    compared: String,
 }
 
 /// Why a session ended or could not begin.
@@ -229,6 +237,8 @@ pub(super) struct Driver {
     /// When the probe under way was sent, on the monotonic clock.
     probe_sent: Duration,
     earlier: Option<Earlier>,
+    /// The processes that voted before it, the latest at the end.
+    left: VecDeque<String>,
     /// The number of the last numbered call.
     number: u64,
     /// `Some` while the other nodes' clocks are read, after this node's clock ran ahead. The second
@@ -267,6 +277,7 @@ impl Driver {
             clock_drift,
             probe_sent: Duration::ZERO,
             earlier: None,
+            left: VecDeque::new(),
             number: 0,
             ran_ahead: None,
             lead: (0, now),
@@ -517,25 +528,34 @@ impl Driver {
         Ok(())
     }
 
-    /// At the first probe of a new process, compares it with the process that voted before. A process
-    /// that syncs every write keeps the number of each gateway's last call. A new process that knows
-    /// only an earlier number lacks calls that were answered, and perhaps their grants. Either it
-    /// loaded the append-only file too early, while the earlier process still ran. Or the file was
-    /// cut, an older file was put in its place, or the disk did not keep what it had confirmed.
+    /// At the first probe of a process, compares it with the process that voted before.
+    ///
+    /// A process that syncs every write keeps the number of each gateway's last call. A new process
+    /// that knows only an earlier number lacks calls that were answered, and perhaps their grants.
+    /// Either it loaded the append-only file too early, while the earlier process still ran. Or the
+    /// file was cut, an older file was put in its place, or the disk did not keep what it had
+    /// confirmed. If the calls were answered longer ago than a quarantine takes, their locks have
+    /// ended.
+    ///
+    /// A process that voted before the earlier one lacks the grants of the earlier one.
     fn compare_with_earlier(&mut self, facts: &Facts, known: u64) {
-        let Some(Earlier { answered, number, .. }) =
-            self.earlier.take_if(|earlier| earlier.run_id != facts.run_id)
-        else {
+        let Some(earlier) = &mut self.earlier else { return };
+        if earlier.run_id == facts.run_id || earlier.compared == facts.run_id {
             return;
-        };
-        let is_kept =
-            self.probe_sent.saturating_sub(answered) < Duration::from_millis(NUMBER_KEPT_MS);
-        if known < number && is_kept && self.settings.rules.answered_calls_are_known {
+        }
+        earlier.compared.clone_from(&facts.run_id);
+        let (peers, _) = self.settings.node_registry.peers(&self.report.name);
+        let full = self.eligibility.full_quarantine(Peers { seen: &peers, needed: 0 });
+        let is_lost =
+            |kept: &Kept| known < kept.number && self.probe_sent.saturating_sub(kept.at) < full;
+        let lost = earlier.kept.filter(is_lost);
+        let has_voted = self.left.contains(&facts.run_id);
+        if (lost.is_some() || has_voted) && self.settings.rules.answered_calls_are_known {
             tracing::warn!(
                 node = %self.report.name,
-                answered = number,
+                answered = lost.map(|kept| kept.number),
                 known,
-                "the node's new process lacks calls that its earlier process answered"
+                "the node's process lacks calls that another process has answered since"
             );
             self.eligibility.contest();
         }
@@ -628,6 +648,11 @@ impl Driver {
         if facts.run_id.is_empty() || facts.run_id == serving.run_id {
             return Ok(());
         }
+        // The session's process still answers. Through another gateway it may still grant locks that
+        // the new process lacks.
+        if self.settings.rules.answered_calls_are_known {
+            self.eligibility.contest();
+        }
         Err(Outage::Unreachable("its name leads to another process now".into()))
     }
 
@@ -638,10 +663,17 @@ impl Driver {
         };
         self.is_fresh = false;
         self.report.admitted(&facts, &marker, is_caught_up);
-        let before = self.earlier.as_ref().filter(|earlier| earlier.run_id == facts.run_id);
+        self.left.retain(|run_id| *run_id != facts.run_id);
+        let before = self.earlier.take_if(|earlier| earlier.run_id == facts.run_id);
+        if let Some(earlier) = self.earlier.take() {
+            self.left.push_back(earlier.run_id);
+            if self.left.len() > MAX_LEFT {
+                self.left.pop_front();
+            }
+        }
         self.phase = Phase::Serving(Serving {
             since: now,
-            number: before.map_or(0, |before| before.number),
+            kept: before.and_then(|before| before.kept),
             is_numbered: admits_durable(&marker),
             run_id: facts.run_id,
             marker,
@@ -649,7 +681,6 @@ impl Driver {
             following: None,
             heartbeat: now + HEARTBEAT,
             probe_until: None,
-            answered: now,
         });
         // This heartbeat measures the round trip before load could make the node look farther away.
         self.send(Vec::new(), now);
@@ -678,16 +709,12 @@ impl Driver {
         self.calls.fail_all_lost();
         self.actions.clear();
         self.actions.push_back(Action::Disconnect);
-        if let Phase::Serving(Serving { since, run_id, answered, number, .. }) = &self.phase {
+        if let Phase::Serving(Serving { since, run_id, kept, .. }) = &self.phase {
             if now.saturating_duration_since(*since) >= GOOD_SESSION {
                 self.backoff = BACKOFF.0;
             }
-            let ago = now.saturating_duration_since(*answered);
-            self.earlier = Some(Earlier {
-                run_id: run_id.clone(),
-                answered: self.report.env.clock.monotonic().saturating_sub(ago),
-                number: *number,
-            });
+            self.earlier =
+                Some(Earlier { run_id: run_id.clone(), kept: *kept, compared: String::new() });
         }
         let pause = match &outage {
             Outage::Unreachable(_) => {
@@ -798,16 +825,10 @@ impl Driver {
             return Err(Outage::Unreachable(text));
         }
         self.calls.note_round_trip(elapsed);
-        // If every write failed, the process has not kept the number either.
-        let is_kept = answer.is_admitted
-            && answer.write_error.is_none()
-            && (tasks.is_empty()
-                || !answer.votes.iter().all(|vote| matches!(vote, Vote::Failed(_))));
-        if let Phase::Serving(serving) = &mut self.phase {
-            serving.answered = now;
-            if is_kept && number > 0 {
-                serving.number = number;
-            }
+        if let Phase::Serving(serving) = &mut self.phase
+            && answer.is_number_kept
+        {
+            serving.kept = Some(Kept { number, at: self.report.env.clock.monotonic() });
         }
         if let Some(node_time) = answer.time_micros {
             // The node read its clock between our sending and now; the middle is the best guess.

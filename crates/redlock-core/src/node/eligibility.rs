@@ -275,6 +275,11 @@ impl Eligibility {
         Self { returns_after, ..self }
     }
 
+    /// How long a suspect node waits, as far as the peers' markers show.
+    pub fn full_quarantine(&self, peers: Peers<'_>) -> Duration {
+        self.quarantine + peers.bound().saturating_sub(self.max_ttl())
+    }
+
     /// The longest TTL that this gateway grants.
     pub fn max_ttl(&self) -> Duration {
         self.identity.cluster_config().max_ttl()

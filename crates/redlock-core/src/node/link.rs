@@ -68,8 +68,9 @@ pub trait Session: Send + 'static {
     fn load(&self, run_id: &str, incarnation: &str) -> Answering<Engine>;
 
     /// Runs lock operations in this order, as one uninterrupted call. Calls are answered in the
-    /// order in which they were made. A call without operations is the heartbeat. The master keeps
-    /// `number` as that of this gateway's last call, unless it is 0.
+    /// order in which they were made. A call without operations is the heartbeat. The master keeps the
+    /// number of the last heartbeat, or of the last call with a yes, for this gateway. The number 0
+    /// stands for none.
     fn call(&self, tasks: &[Task], number: u64) -> Answering<Answer>;
 
     /// Resolves when the connection has ended by itself, with the reason. Called once.
@@ -216,6 +217,8 @@ pub struct Answer {
     pub time_micros: Option<i64>,
     /// Whether the marker of the call stands.
     pub is_admitted: bool,
+    /// Whether the master has kept the number of the call.
+    pub is_number_kept: bool,
     /// The error with which the master refuses every write, if it does. Contained in the answer to
     /// a call without operations, and to a call that the master refused as a whole.
     pub write_error: Option<String>,

@@ -511,7 +511,7 @@ local function publish(vote, when, hint)
   return vote
 end
 
-local out = { pack('<BI8B', 6, now, admitted and 1 or 0) }
+local out, is_yes = {}, count == 0
 for i = 1, count do
   local code, lock, record = codes[i], locks[i], records[i]
   local set, watermark, vote = sets[i], watermark_of(lock), nil
@@ -533,14 +533,18 @@ for i = 1, count do
       or release(lock, watermark, record, t_nums[i], is_undo, only_this)
     vote = publish(vote, 5, extras[i])
   end
+  local of_vote = byte(vote)
+  is_yes = is_yes or of_vote == 1 or of_vote == 4 or of_vote == 5
   out[i + 1] = vote
 end
--- In the append-only file the number follows the writes of its call, so a file that lacks an answered
--- call has a smaller number. An error here is ignored: the number stays too small, and after a restart
--- the master is quarantined for nothing.
-if admitted and number > 0 then
-  call('SET', number_key, string.format('%.0f', number), 'PX', 90000000)
+-- The file gets the number in the same transaction as the changes of the call. So a file that lacks the
+-- changes of an answered call has a smaller number.
+local flags = admitted and 1 or 0
+if admitted and number > 0 and is_yes then
+  local set = call('SET', number_key, string.format('%.0f', number), 'PX', 90000000)
+  if not failed(set) then flags = flags + 2 end
 end
+out[1] = pack('<BI8B', 6, now, flags)
 if count == 0 then
   local set = stands and call('SET', marker_key, stored_marker)
   local text = failed(set) or ''

@@ -242,6 +242,11 @@ pub enum Vote {
 }
 
 impl Vote {
+    /// Whether the node granted, extended or released a lock.
+    pub fn is_yes(&self) -> bool {
+        matches!(self, Self::Granted | Self::Extended { .. } | Self::Released)
+    }
+
     /// The name in metrics and traces; a failure has the name of its reason.
     pub fn name(&self) -> &'static str {
         match self {

@@ -34,9 +34,10 @@ use crate::overload::clients::{Client, Counter, Permit};
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// Limit on remembered requests of all clients together. The oldest are forgotten.
 const MAX_ENDED: usize = 4_000;
-/// One client may have a quarter of the remembered requests. And while many requests are open, at
-/// least a quarter as many as may be open are remembered.
-const PART: usize = 4;
+/// One client may have a quarter of the remembered requests.
+const CLIENT_DIVISOR: usize = 4;
+/// However many requests are open, a quarter as many as may be open are remembered.
+const LEAST_DIVISOR: usize = 4;
 
 /// The id of a request. It is derived from principal, lock and idempotency key, so a repeated
 /// request has the same id.
@@ -226,7 +227,7 @@ impl<R> Table<R> {
         self.ended.push_back((now, request.clone()));
         let of_client = self.ended_by_client.entry(key).or_default();
         *of_client += 1;
-        if *of_client > most.div_ceil(PART) {
+        if *of_client > most.div_ceil(CLIENT_DIVISOR) {
             let oldest = self.ended.iter().position(|(_, it)| client_key(&it.client) == key);
             let oldest = oldest.and_then(|at| self.ended.remove(at));
             oldest.into_iter().for_each(|(_, request)| self.forget(&request));
@@ -319,7 +320,7 @@ impl<R> DeferredRequests<R> {
 
     /// How many ended requests may be remembered. `max`: how many may be open.
     fn max_ended(&self, max: usize) -> usize {
-        max.saturating_sub(self.open.count()).max(max / PART).min(MAX_ENDED)
+        max.saturating_sub(self.open.count()).max(max.div_ceil(LEAST_DIVISOR)).min(MAX_ENDED)
     }
 
     /// Remembers an ended request for a while, if its client `knows_id`. `max`: how many requests

@@ -181,7 +181,7 @@ impl Bench {
 }
 
 fn answer(votes: Vec<Vote>) -> Answer {
-    Answer { votes, time_micros: None, is_admitted: true, write_error: None }
+    Answer { votes, time_micros: None, is_admitted: true, is_number_kept: true, write_error: None }
 }
 
 #[test]

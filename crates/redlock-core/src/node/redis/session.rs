@@ -235,7 +235,13 @@ fn no_writes(operations: usize, error: LinkError) -> Result<Answer, LinkError> {
     }
     let refused = || Vote::Failed(Failure::new(Reason::Error, Effect::None, error.detail.clone()));
     let votes = std::iter::repeat_with(refused).take(operations).collect();
-    Ok(Answer { votes, time_micros: None, is_admitted: true, write_error: Some(error.detail) })
+    Ok(Answer {
+        votes,
+        time_micros: None,
+        is_admitted: true,
+        is_number_kept: false,
+        write_error: Some(error.detail),
+    })
 }
 
 impl RedisSession {

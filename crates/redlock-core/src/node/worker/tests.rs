@@ -104,7 +104,14 @@ impl Session for ScriptedLink {
             self.breaks.notify_one();
             return std::future::pending().boxed();
         }
-        ready(Ok(Answer { votes, time_micros: None, is_admitted: true, write_error: None })).boxed()
+        ready(Ok(Answer {
+            votes,
+            time_micros: None,
+            is_admitted: true,
+            is_number_kept: false,
+            write_error: None,
+        }))
+        .boxed()
     }
 
     fn closed(&self) -> BoxFuture<'static, String> {

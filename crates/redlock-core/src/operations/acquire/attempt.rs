@@ -307,7 +307,7 @@ impl Attempt {
             match decision {
                 // The owner's grant has ended since it was read. The waiters before this one come
                 // first, so this grant is undone.
-                Decision::Yes if self.is_for_own && self.params.slotted.is_none() => {
+                Decision::Yes if self.is_for_own => {
                     let error = LockError::Held(HeldBy::default());
                     return Err(AttemptError { error, split: false, rounds: self.proposals });
                 }

@@ -292,6 +292,10 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
     }
 
     fn cut_off(&mut self, now: Instant) -> LockError {
+        // Nothing has contradicted that an earlier request of the owner may have the lock.
+        if self.params.owner_is_shared && !self.has_tried {
+            (self.asked_at_end, self.own_error) = (true, Some(LockError::Unknown(Vec::new())));
+        }
         self.end(now)
     }
 

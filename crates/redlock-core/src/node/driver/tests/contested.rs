@@ -50,12 +50,12 @@ fn a_process_without_an_answered_call_is_contested() {
     }
 }
 
-/// A call whose writes all failed may have left no number.
+/// A call that changed nothing, or whose writes failed, leaves no number.
 #[test]
-fn a_call_that_failed_need_not_be_known() {
+fn a_call_without_a_kept_number_need_not_be_known() {
     let mut bench = answered(3);
-    let failed = Vote::Failed(Failure::new(Reason::Error, Effect::None, "OOM"));
-    assert_eq!(bench.on(Event::Answered(Ok(answer(vec![failed])))), []);
+    let not_kept = Answer { is_number_kept: false, ..answer(vec![Vote::Missing]) };
+    assert_eq!(bench.on(Event::Answered(Ok(not_kept))), []);
     assert!(!is_contested(&restarted_with_the_file(&mut bench, 3)));
 }
 
@@ -76,15 +76,64 @@ fn an_answer_counts_in_later_sessions_with_the_process() {
     assert!(is_contested(&restarted_with_the_file(&mut bench, 2)));
 }
 
-/// Masters keep a number for longer than any lock.
+/// Locks that were granted before that have ended.
 #[test]
-fn a_number_may_be_gone_after_a_day() {
+fn answers_older_than_a_quarantine_need_not_be_known() {
+    for (passed, lacks_calls) in [(MAX_TTL - Duration::from_secs(1), true), (MAX_TTL, false)] {
+        let mut bench = answered(3);
+        bench.clock.advance(passed);
+        assert_eq!(
+            is_contested(&restarted_with_the_file(&mut bench, 0)),
+            lacks_calls,
+            "{passed:?}"
+        );
+    }
+}
+
+/// The first new process knows all calls. It ends before it votes, and the second one lacks calls.
+#[test]
+fn each_new_process_is_compared() {
     let mut bench = answered(3);
+    assert!(!is_contested(&restarted_with_the_file(&mut bench, 3)));
     assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
-    bench.clock.advance(Duration::from_millis(NUMBER_KEPT_MS));
     bench.connect();
-    let facts = Facts { run_id: "b".repeat(40), ..durable_master() };
+    let facts = Facts { run_id: "d".repeat(40), ..durable_master() };
     let marker = Some(bench.marker.clone());
-    let reply = ProbeReply { facts, marker, is_caught_up: true, number: 0 };
-    assert!(!is_contested(&bench.on(Event::Probed(Ok(reply)))));
+    let reply = ProbeReply { facts, marker, is_caught_up: true, number: 2 };
+    assert!(is_contested(&bench.on(Event::Probed(Ok(reply)))));
+}
+
+/// The session with the predecessor still answers when the name leads to another process.
+#[test]
+fn a_process_with_a_live_predecessor_is_contested() {
+    let mut bench = answered(3);
+    let other = Facts { run_id: "b".repeat(40), ..durable_master() };
+    let reply = ProbeReply { facts: other, marker: None, is_caught_up: false, number: 3 };
+    assert_eq!(bench.on(Event::Followed(Ok(reply))), [Action::Disconnect]);
+    let facts = Facts { run_id: "b".repeat(40), ..durable_master() };
+    bench.connect();
+    let marker = Some(bench.marker.clone());
+    let reply = ProbeReply { facts, marker, is_caught_up: true, number: 3 };
+    assert!(is_contested(&bench.on(Event::Probed(Ok(reply)))));
+}
+
+/// A volatile master's name leads to another process for a while, and then back to the first one,
+/// which has run all the time. It lacks what the other one has granted.
+#[test]
+fn a_process_that_votes_again_after_another_one_is_contested() {
+    let mut bench = Bench::admitted(false);
+    let first = bench.marker.clone();
+    let other = Facts { run_id: "b".repeat(40), ..Facts::volatile_master() };
+    let identity = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1");
+    let probed = |bench: &mut Bench, facts: Facts, marker: &str| {
+        assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
+        bench.connect();
+        let marker = Some(marker.to_owned());
+        bench.on(Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true, number: 0 })))
+    };
+    let second = identity.admitting(&other, 8);
+    let loads = probed(&mut bench, other, &second);
+    assert!(matches!(loads.as_slice(), [Action::Load { .. }]), "{loads:?}");
+    assert_eq!(bench.on(Event::Loaded(Ok(Engine::Lua))), [Action::Call]);
+    assert!(is_contested(&probed(&mut bench, Facts::volatile_master(), &first)));
 }
