@@ -46,10 +46,10 @@ func (h *history) record(client int, asked request, got answer, call, end int64)
 	}
 }
 
-// decided returns the operations whose answers the checker can judge, and how many it leaves out. A
-// proposal may have refused an acquire, or was shown by `GET`, although its own request was refused
-// then. So while another acquire is under way, or was refused shortly before, the checker judges no
-// unknown token in a `GET`. Of a refused acquire it then only demands that its owner held nothing.
+// decided returns the operations that the checker can judge, and how many it judges only in part or
+// not at all. The proposal of another acquire may refuse a request or appear in a `GET`, and fail
+// afterwards. So while another acquire is under way, or was refused shortly before, no unknown token
+// in a `GET` is judged. A refused acquire is then judged only by one rule: its owner is not the holder.
 func (h *history) decided() (ops []porcupine.Operation, leftOut int) {
 	tokens := map[int64]bool{}
 	for _, op := range h.ops {

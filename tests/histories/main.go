@@ -192,7 +192,7 @@ func check(histories []*history, out string) error {
 	}
 	fmt.Printf("tests/histories: %d histories with %d operations: %d grants, %d outcomes unknown\n",
 		len(histories), total.operations, total.grants, total.unknowns)
-	fmt.Printf("tests/histories: linearizable; %d answers not judged, %d histories not decided in time\n",
+	fmt.Printf("tests/histories: linearizable; %d answers judged in part or not at all, %d histories not decided in time\n",
 		total.notJudged, total.undecided)
 	fmt.Printf("tests/histories: planted violations found: %v\n", total.found)
 	if total.undecided*20 > len(histories) {

@@ -40,7 +40,7 @@ fn cut(server: &RedisServer, more: usize) {
     fs::write(path, bytes).expect("the server has ended");
 }
 
-/// The keys under which the master keeps the number of each gateway's last call.
+/// The keys of the gateways' numbers.
 fn number_keys(server: &RedisServer) -> Vec<String> {
     match server.cmd(&["KEYS", "{lock:}:number:*"]) {
         Resp::List(keys) => keys.iter().map(Resp::text).collect(),
@@ -85,7 +85,7 @@ async fn a_durable_master_whose_file_was_cut_is_quarantined() {
             restarted(native, SafetyRules::ALL, async |_, _| (), |server| cut(server, more)).await;
         let seen = in_state(&node, NodeState::Quarantined).await;
         assert!(
-            seen.detail.contains("has answered calls that this one does not know")
+            seen.detail.contains("calls that another process has answered")
                 && seen.remedy == Some(Remedy::WaitWithOneProcess),
             "{seen:?}"
         );
@@ -108,7 +108,7 @@ async fn a_durable_master_with_its_whole_file_votes_again() {
     }
 }
 
-/// A master out of memory still releases locks and answers readings, but may keep no number.
+/// A master out of memory still releases locks and answers readings, but cannot store a number.
 #[tokio::test]
 async fn a_durable_master_that_was_out_of_memory_votes_again() {
     for native in [false, true] {

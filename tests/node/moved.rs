@@ -21,7 +21,7 @@ use crate::support::measure::measured;
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, remote_node_with, strict_node};
 use crate::support::resp::Resp;
 
-const CONTESTED: &str = "its earlier process has answered calls that this one does not know";
+const CONTESTED: &str = "calls that another process has answered";
 
 /// One gateway's route to a master. New connections lead to one of the two processes. Open
 /// connections stay where they are.
@@ -151,8 +151,8 @@ async fn without_the_rules_a_durable_master_votes_beside_its_old_process() {
     .await;
 }
 
-/// A copy of the process lacks a call that the old process has answered since. The old process ends
-/// before any gateway sees both of them.
+/// A copy of the process lacks a call that the old process answered after the copy had loaded the
+/// file. The old process ends before any gateway sees both of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_overlapped_its_predecessor_is_quarantined() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;

@@ -402,8 +402,8 @@ async fn a_living_gateway_notices_a_restored_backup() {
     was_quarantined(&gateway, &servers[0]).await;
 }
 
-/// The reason why a backup must never be restored unchanged: nothing in it shows to another gateway
-/// that it is old.
+/// A backup must never be restored unchanged: a gateway that did not receive the later answers cannot
+/// see that the backup is old.
 #[tokio::test]
 async fn a_restored_backup_with_its_marker_grants_a_lock_twice() {
     let (mut servers, gateway, backup) = backed_up().await;

@@ -742,8 +742,8 @@ mod tests {
     }
 
     /// The model has no switch for these rules of the core. It assumes that a name leads to one
-    /// process, that a file keeps what was synced, and that clocks run at the promised rates. The model relies on no life that ends
-    /// early: there, each late operation sets its whole life.
+    /// process, that a file keeps what was synced, and that clocks run at the promised rates. The
+    /// model relies on no life that ends early: there, each late operation sets its whole life.
     const ASSUMED: [&str; 5] = [
         "name_is_followed",
         "returned_waits",

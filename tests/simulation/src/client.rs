@@ -68,8 +68,8 @@ pub struct Client {
     pub habits: Habits,
     /// Percentage of requests that name an owner, as requests with an idempotency key do.
     pub keyed_percent: u64,
-    /// How many copies of a request with an owner may follow before it is answered. If that is one,
-    /// only requests that wait have a copy.
+    /// How many copies of a request with an owner may follow before it is answered. With 1, only
+    /// waiting requests have a copy.
     pub copies: u64,
     /// Percentage of requests that ask for two locks as a set.
     pub set_percent: u64,
@@ -336,9 +336,9 @@ impl Client {
         }
     }
 
-    /// Asks for a lock. Sometimes copies of the request follow before the first is answered, with the
-    /// same idempotency key and through any gateway. If several are granted, the client goes on with
-    /// the largest token.
+    /// Asks for a lock. Sometimes copies of the request follow before the first is answered, with
+    /// the same idempotency key and through any gateway. If several are granted, the client goes on
+    /// with the largest token.
     async fn acquire_and_repeat(&mut self, gateway: u8, wish: Wish) -> Option<Hold> {
         let is_waiting = matches!(wish.how, How::Waiting(_));
         let likely = if self.copies > 1 { 70 } else { 40 };

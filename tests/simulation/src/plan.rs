@@ -99,8 +99,8 @@ pub struct Plan {
     /// watermark on a node that granted it, and that watermark keeps a repair out. The core's
     /// documentation describes this limit.
     pub keyed_percent: u64,
-    /// How many copies of a request with an owner may follow before it is answered. If that is one,
-    /// only requests that wait have a copy.
+    /// How many copies of a request with an owner may follow before it is answered. With 1, only
+    /// waiting requests have a copy.
     pub copies: u64,
     /// Percentage of requests that ask for two locks as a set.
     pub set_percent: u64,
@@ -255,8 +255,8 @@ impl Plan {
         Self { deferred_percent: 50, foreign_clients: 0, faults, ..storm }
     }
 
-    /// The storm of a seed, but most requests have copies under way at other gateways. A third of the
-    /// histories have no faults.
+    /// The storm of a seed, but most requests are repeated up to three times, at any gateway, before
+    /// they are answered. A third of the histories have no faults.
     pub fn copies(seed: u64) -> Self {
         let storm = Self::storm(seed);
         let faults = if seed.is_multiple_of(3) { Faults::default() } else { storm.faults };

@@ -27,7 +27,7 @@ const DEPTH: usize = 4;
 /// A call under way.
 pub(super) struct Call {
     pub(super) tasks: Vec<Task>,
-    /// The number that the node keeps; 0 if it keeps none.
+    /// The number of the call; 0 for a call without a number.
     pub(super) number: u64,
     pub(super) at: Instant,
 }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! call        version u8 = 6 | marker key text | incarnation text | hint channel text
-//!             | key of the number text | max_clock_skew in µs u64 | watermark grace in ms u64
+//!             | number key text | max_clock_skew in µs u64 | watermark grace in ms u64
 //!             | number u64, 0 for none | count u16 | operations
 //!             The node keeps the number of a heartbeat, and of a call with a vote 1, 4 or 5.
 //! operation   code u8 | lock key text | record text | ttl in ms u32
@@ -54,11 +54,11 @@ use crate::model::types::{FencingToken, Ttl};
 /// The version of the format. A master with another version refuses the call.
 pub const VERSION: u8 = 6;
 
-/// How long a master keeps the number of a gateway's last call, in milliseconds: an hour longer than
-/// the longest TTL.
+/// How long a master stores the number of a call, in milliseconds: an hour longer than the longest
+/// TTL.
 pub const NUMBER_KEPT_MS: u64 = 25 * 3_600_000;
 
-/// Where an answer has its flags, and the flags.
+/// The offset of the flags in an answer, and the flags.
 const FLAGS_AT: usize = 9;
 const MARKER_STANDS: u8 = 1;
 const NUMBER_KEPT: u8 = 2;
@@ -82,8 +82,8 @@ const LONGEST_OF_SET: usize = 4 * 1024 + 64;
 pub struct Header(Vec<u8>);
 
 impl Header {
-    /// A header for a node with this marker under this key, which keeps the number of the last call
-    /// under `number_key`. Each text is cut at 65,535 bytes; ours are shorter.
+    /// A header for a node with this marker under this key, which stores numbers of calls under
+    /// `number_key`. Each text is cut at 65,535 bytes; ours are shorter.
     pub fn new(
         marker_key: &str,
         marker: &str,
@@ -101,8 +101,8 @@ impl Header {
     }
 }
 
-/// Encodes one call with at most 65,535 operations. The number 0 stands for none. Other numbers must
-/// be below 2^53.
+/// Encodes one call with at most 65,535 operations. `number` is 0 for a call without a number, and
+/// below 2^53.
 pub fn pack_call<'a>(
     header: &Header,
     number: u64,
@@ -196,7 +196,7 @@ pub struct Call {
     pub number_key: Bytes,
     /// `max_clock_skew` and the grace of watermarks.
     pub settings: NodeSettings,
-    /// The number of the call; 0 if the node keeps none.
+    /// The number of the call; 0 for a call without a number.
     pub number: u64,
     /// The operations, in the order in which they run.
     pub ops: Vec<Op>,

@@ -66,8 +66,8 @@ const POLL_NEW: Duration = Duration::from_millis(250);
 /// the marker.
 const MAX_PUTS: u32 = 8;
 
-/// How many processes are remembered that voted before the latest one. A name may go back to one of
-/// them.
+/// Limit on the remembered processes that voted before the latest voter. A name may lead back to
+/// such a process.
 const MAX_LEFT: usize = 8;
 
 const _: () = assert!(
@@ -185,12 +185,12 @@ struct Kept {
     at: Duration,
 }
 
-/// The latest process that voted.
+/// The process that voted in the last session.
 struct Earlier {
     run_id: String,
     /// The last number that it has kept.
     kept: Option<Kept>,
-    /// The newer process that was compared with it last.
+    /// The run_id of the last process that was compared with this process.
     compared: String,
 }
 
@@ -237,7 +237,7 @@ pub(super) struct Driver {
     /// When the probe under way was sent, on the monotonic clock.
     probe_sent: Duration,
     earlier: Option<Earlier>,
-    /// The processes that voted before it, the latest at the end.
+    /// The processes that voted before `earlier`, the latest at the end.
     left: VecDeque<String>,
     /// The number of the last numbered call.
     number: u64,
@@ -530,12 +530,12 @@ impl Driver {
 
     /// At the first probe of a process, compares it with the process that voted before.
     ///
-    /// A process that syncs every write keeps the number of each gateway's last call. A new process
-    /// that knows only an earlier number lacks calls that were answered, and perhaps their grants.
-    /// Either it loaded the append-only file too early, while the earlier process still ran. Or the
-    /// file was cut, an older file was put in its place, or the disk did not keep what it had
-    /// confirmed. If the calls were answered longer ago than a quarantine takes, their locks have
-    /// ended.
+    /// A process that syncs every write stores a number for each gateway, see
+    /// [`Session::call`](super::link::Session::call). A new process that has only an earlier number
+    /// lacks calls that were answered, and perhaps their grants. Either it loaded the append-only
+    /// file too early, while the earlier process still ran. Or the file was cut, an older file was
+    /// put in its place, or the disk did not keep what it had confirmed. If the calls were answered
+    /// longer ago than a quarantine takes, their locks have ended.
     ///
     /// A process that voted before the earlier one lacks the grants of the earlier one.
     fn compare_with_earlier(&mut self, facts: &Facts, known: u64) {
@@ -648,8 +648,8 @@ impl Driver {
         if facts.run_id.is_empty() || facts.run_id == serving.run_id {
             return Ok(());
         }
-        // The session's process still answers. Through another gateway it may still grant locks that
-        // the new process lacks.
+        // The session's process still answers. Through another gateway it may still grant locks
+        // that the new process lacks.
         if self.settings.rules.answered_calls_are_known {
             self.eligibility.contest();
         }

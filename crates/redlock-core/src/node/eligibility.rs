@@ -16,8 +16,9 @@
 //! 2. The marker admits an earlier process of this node. Both processes synced every write to disk,
 //!    and the new one has not rewritten the append-only file that it loaded. The node is admitted
 //!    [`NAME_MOVES_WITHIN`] after this gateway first saw the new process. By then no gateway talks
-//!    to the earlier process any more. If the new process lacks calls that the earlier one has
-//!    answered to a gateway, the gateway *contests* the new one, which is then quarantined.
+//!    to the earlier process any more. If the new process lacks, or may lack, calls that the
+//!    earlier one has answered to a gateway, that gateway *contests* the new one. The new one is
+//!    then quarantined.
 //! 3. Otherwise the node's memory of locks is suspect, and the node is *quarantined*. The
 //!    quarantine lasts until every lock that the node may have lost has ended ([`quarantine`]), or
 //!    until recovery restores those locks from the other masters.
@@ -39,7 +40,7 @@
 //!
 //! Not detected:
 //!
-//! - lost calls, if no gateway is left that got their answers: after a restored backup, for example;
+//! - lost calls, if every gateway that received their answers has ended;
 //! - bits of an append-only file that were changed, if Redis still loads the file;
 //! - a replica that replaced a durable master and restarted before any probe (Redis forgets that it
 //!   was a replica);
@@ -203,7 +204,7 @@ pub struct Eligibility {
     admitted_by: Option<String>,
     /// `Some` if the node's clock ran ahead; the inner value is the marker that stood then, if any.
     distrusted: Option<Option<String>>,
-    /// Whether the present process lacks calls that the node's earlier process has answered.
+    /// Whether the present process lacks, or may lack, calls that another process has answered.
     is_contested: bool,
     rules: BoundRules,
 }
@@ -297,8 +298,8 @@ impl Eligibility {
         self.distrusted = Some(stood);
     }
 
-    /// Reports that the present process lacks calls that the node's earlier process has answered, and
-    /// perhaps their grants.
+    /// Reports that the present process lacks, or may lack, calls that another process has answered,
+    /// and perhaps their grants.
     pub fn contest(&mut self) {
         self.is_contested = true;
     }

@@ -68,9 +68,9 @@ pub trait Session: Send + 'static {
     fn load(&self, run_id: &str, incarnation: &str) -> Answering<Engine>;
 
     /// Runs lock operations in this order, as one uninterrupted call. Calls are answered in the
-    /// order in which they were made. A call without operations is the heartbeat. The master keeps the
-    /// number of the last heartbeat, or of the last call with a yes, for this gateway. The number 0
-    /// stands for none.
+    /// order in which they were made. A call without operations is the heartbeat. For each process of
+    /// a gateway, the master stores the number of the latest call that was a heartbeat, or that
+    /// granted, extended or released a lock. The number 0 stands for none.
     fn call(&self, tasks: &[Task], number: u64) -> Answering<Answer>;
 
     /// Resolves when the connection has ended by itself, with the reason. Called once.
@@ -97,7 +97,7 @@ pub struct ProbeReply {
     /// Whether the locks that were granted while the master was away have been set on it since this
     /// marker was put.
     pub is_caught_up: bool,
-    /// The number of this gateway's last call, as the master keeps it; 0 for none.
+    /// The number that the master stores for this gateway, see [`Session::call`]; 0 for none.
     pub number: u64,
 }
 
@@ -217,7 +217,7 @@ pub struct Answer {
     pub time_micros: Option<i64>,
     /// Whether the marker of the call stands.
     pub is_admitted: bool,
-    /// Whether the master has kept the number of the call.
+    /// Whether the master has stored the number of the call.
     pub is_number_kept: bool,
     /// The error with which the master refuses every write, if it does. Contained in the answer to
     /// a call without operations, and to a call that the master refused as a whole.

@@ -537,8 +537,9 @@ for i = 1, count do
   is_yes = is_yes or of_vote == 1 or of_vote == 4 or of_vote == 5
   out[i + 1] = vote
 end
--- The file gets the number in the same transaction as the changes of the call. So a file that lacks the
--- changes of an answered call has a smaller number.
+-- The file gets the number in the same transaction as the changes of the call. So a file that lacks
+-- the changes of an answered call has a smaller number. It is kept for 25 h, as NUMBER_KEPT_MS in
+-- node/codec.rs says.
 local flags = admitted and 1 or 0
 if admitted and number > 0 and is_yes then
   local set = call('SET', number_key, string.format('%.0f', number), 'PX', 90000000)

@@ -122,12 +122,12 @@ impl MemoryNode {
         store.caught_up.as_deref().is_some_and(|incarnation| store.shows(incarnation))
     }
 
-    /// Keeps the number of a gateway's last call.
+    /// Stores the number of a gateway's call.
     pub fn keep_number(&self, gateway: u64, number: u64) {
         self.lock().numbers.insert(gateway, number);
     }
 
-    /// The number of a gateway's last call; 0 for none.
+    /// The number that is stored for a gateway; 0 for none.
     pub fn number(&self, gateway: u64) -> u64 {
         self.lock().numbers.get(&gateway).copied().unwrap_or_default()
     }
@@ -358,7 +358,7 @@ struct Store {
     marker: Option<String>,
     /// The incarnation of the marker under which the node has caught up.
     caught_up: Option<String>,
-    /// The number of each gateway's last call.
+    /// The number that is stored for each gateway.
     numbers: BTreeMap<u64, u64>,
     /// Ordered by a secret hash of the key. The cursor of a listing is such a hash, and must not
     /// reveal keys.

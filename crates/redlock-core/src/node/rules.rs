@@ -685,8 +685,8 @@ safety_rules! {
     /// A process that restarts with its data waits until no gateway can still talk to its
     /// predecessor.
     returned_waits
-    /// A process that restarts with its data is quarantined if it lacks calls that its predecessor
-    /// has answered.
+    /// A process that restarts with its data is quarantined if it lacks, or may lack, calls that
+    /// another process has answered.
     answered_calls_are_known
     /// A node whose clock runs faster than the drift factor allows is quarantined.
     rate_is_checked

@@ -190,7 +190,7 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
     }
 }
 
-/// The nodes on which an inspection found a grant of this owner.
+/// How many nodes showed a grant of this owner in an inspection.
 pub(crate) fn copies_of(owner: &Owner, votes: &[Option<Vote>]) -> usize {
     let is_own =
         |holding: &Holding| holding.record.parse().is_some_and(|(token, _)| token.owner() == owner);

@@ -34,9 +34,10 @@ use crate::overload::clients::{Client, Counter, Permit};
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// Limit on remembered requests of all clients together. The oldest are forgotten.
 const MAX_ENDED: usize = 4_000;
-/// One client may have a quarter of the remembered requests.
+/// One client may have a quarter of the limit on remembered requests.
 const CLIENT_DIVISOR: usize = 4;
-/// However many requests are open, a quarter as many as may be open are remembered.
+/// At least this part of the limit on open requests is left for ended ones, but never more than
+/// [`MAX_ENDED`].
 const LEAST_DIVISOR: usize = 4;
 
 /// The id of a request. It is derived from principal, lock and idempotency key, so a repeated

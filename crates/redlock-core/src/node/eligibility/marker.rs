@@ -283,7 +283,8 @@ pub fn caught_up_key(prefix: &str) -> String {
     format!("{{{prefix}}}:caught-up")
 }
 
-/// The key under which a node keeps the number of the last call of one gateway's process.
+/// The key under which a node stores the number of a gateway's process, see
+/// [`Session::call`](crate::node::link::Session::call).
 pub fn number_key(prefix: &str, gateway: u64) -> String {
     format!("{{{prefix}}}:number:{gateway:016x}")
 }
@@ -376,7 +377,7 @@ pub enum Suspicion {
     Evicted,
     /// The node's clock ran ahead, so locks ended early.
     RanAhead,
-    /// The process lacks calls that the earlier process has answered, and may lack their grants.
+    /// The process lacks, or may lack, calls that another process has answered.
     Contested,
     /// The marker could not be read.
     Unreadable,
@@ -438,8 +439,8 @@ impl Suspicion {
                 Remedy::WaitWithSteadyClock,
             ),
             Self::Contested => (
-                "its earlier process has answered calls that this one does not know, so it may \
-                 lack locks granted there",
+                "its process lacks, or may lack, calls that another process has answered, and the \
+                 locks granted by them",
                 Remedy::WaitWithOneProcess,
             ),
             Self::Unreadable => ("its marker could not be read", Remedy::Wait),

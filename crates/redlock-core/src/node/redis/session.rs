@@ -55,7 +55,7 @@ pub(super) struct RedisLink(Arc<Target>);
 
 struct Target {
     url: RedisUrl,
-    /// The key of the number of this gateway's last call.
+    /// The key under which the master stores the number for this gateway.
     number_key: String,
     settings: RedisSettings,
 }

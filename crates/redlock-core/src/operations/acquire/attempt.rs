@@ -222,8 +222,8 @@ impl Attempt {
         Ok(())
     }
 
-    /// Reads the lock, and succeeds if a majority stores a grant of the owner. A proposal for a lock
-    /// that is free would overtake the waiters before this one.
+    /// Reads the lock, and succeeds if a majority stores a grant of the owner. It reads instead of
+    /// proposing, because a proposal could take a free lock before earlier waiters.
     async fn find_own(&mut self) -> Result<(), AttemptError> {
         let shared = self.shared.clone();
         let quorum = shared.quorum.size();
@@ -305,8 +305,8 @@ impl Attempt {
                 }
             }
             match decision {
-                // The owner's grant has ended since it was read. The waiters before this one come
-                // first, so this grant is undone.
+                // The grant that was read has ended, and this proposal took the free lock. Earlier
+                // waiters come first, so the proposal is undone.
                 Decision::Yes if self.is_for_own => {
                     let error = LockError::Held(HeldBy::default());
                     return Err(AttemptError { error, split: false, rounds: self.proposals });

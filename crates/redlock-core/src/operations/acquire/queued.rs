@@ -42,7 +42,7 @@ pub(super) struct Queued<'a, F> {
     /// Attempts in a row that found a part of an earlier grant of this request.
     pub(super) parts: u32,
     pub(super) reason: WakeReason,
-    /// The error of the last attempt for the own grant ([`WakeReason::OwnGrant`]).
+    /// The error of the last attempt for an earlier grant ([`WakeReason::OwnGrant`]).
     pub(super) own_error: Option<LockError>,
     /// Whether the request has asked for its own grant after the end of its wait.
     pub(super) asked_at_end: bool,
@@ -99,8 +99,8 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
     }
 
     /// Ends the wait without a grant. Returns the queue's last refusal, with the place of this
-    /// waiter. If that refusal names the waiter's own owner as the holder, returns the error of its
-    /// last attempt for the own grant instead.
+    /// waiter. If that refusal names the waiter's own owner as the holder, or if the waiter has
+    /// asked for its own grant since the end of its wait, returns the error of that attempt instead.
     fn end(&mut self, now: Instant) -> LockError {
         if self.params.owner_is_shared {
             // The place of a request that is too impatient to wait for a slot is kept, too.
@@ -233,8 +233,8 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     continue;
                 }
             };
-            // An attempt for the own grant also gets its full time, and so does the first attempt of
-            // an owner that may have a grant. Cut off, it would prove nothing.
+            // An attempt for the request's own grant gets its full time. So does the first attempt
+            // of an owner that may have a grant. An attempt that is cut off proves nothing.
             let may_have_grant = self.params.owner_is_shared && !self.has_tried;
             let cut_off = if self.is_new || may_have_grant || self.reason == WakeReason::OwnGrant {
                 now + self.params.ttl.duration()
@@ -292,7 +292,7 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
     }
 
     fn cut_off(&mut self, now: Instant) -> LockError {
-        // Nothing has contradicted that an earlier request of the owner may have the lock.
+        // No attempt has shown that the owner lacks the lock, so the outcome is unknown.
         if self.params.owner_is_shared && !self.has_tried {
             (self.asked_at_end, self.own_error) = (true, Some(LockError::Unknown(Vec::new())));
         }

@@ -1,5 +1,5 @@
-//! A new process with its predecessor's file under the same name is contested if it lacks calls that
-//! the predecessor has answered.
+//! A new process with its predecessor's file under the same name is contested if it lacks, or may
+//! lack, calls that the predecessor has answered.
 
 use super::*;
 use crate::node::eligibility::Durability;
@@ -50,7 +50,7 @@ fn a_process_without_an_answered_call_is_contested() {
     }
 }
 
-/// A call that changed nothing, or whose writes failed, leaves no number.
+/// The master stores no number for a call whose operations changed nothing, or whose writes failed.
 #[test]
 fn a_call_without_a_kept_number_need_not_be_known() {
     let mut bench = answered(3);
@@ -76,7 +76,7 @@ fn an_answer_counts_in_later_sessions_with_the_process() {
     assert!(is_contested(&restarted_with_the_file(&mut bench, 2)));
 }
 
-/// Locks that were granted before that have ended.
+/// Locks of calls that were answered more than a quarantine ago have ended.
 #[test]
 fn answers_older_than_a_quarantine_need_not_be_known() {
     for (passed, lacks_calls) in [(MAX_TTL - Duration::from_secs(1), true), (MAX_TTL, false)] {
