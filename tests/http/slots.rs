@@ -491,26 +491,38 @@ mod measured {
     use crate::http::keys::Key;
     use crate::support::measure::measured;
 
-    /// Releases 256 slots with invented tokens, again and again until this moment.
-    async fn flood(greedy: &Key, gateway: &Gateway, number: u32, ends: Instant) {
+    /// A request of the greedy client about 256 slots, by two numbers that no other request has.
+    type Greedy = fn(&Key, &Gateway, u32, u64) -> Call;
+
+    /// Releases 256 slots with an invented token.
+    fn release(greedy: &Key, gateway: &Gateway, number: u32, round: u64) -> Call {
         let micros = SystemTime::UNIX_EPOCH.elapsed().expect("a clock after 1970").as_micros();
+        let lock = format!("/locks/e/{number}-{round}");
+        let owner_and_nonce = format!("{number:020x}{round:020x}");
+        let token = format!("2-0-{}.{micros}.{owner_and_nonce}", "f".repeat(64));
+        greedy.call(gateway, Method::DELETE, &lock).header("lock-token", &token)
+    }
+
+    fn read(greedy: &Key, gateway: &Gateway, number: u32, round: u64) -> Call {
+        greedy.call(gateway, Method::GET, &format!("/locks/e/{number}-{round}"))
+    }
+
+    /// Sends such requests, one after the other, until this moment.
+    async fn flood(greedy: &Key, gateway: &Gateway, request: Greedy, number: u32, ends: Instant) {
         for round in 0.. {
             if Instant::now() >= ends {
                 return;
             }
-            let lock = format!("/locks/e/{number}-{round}");
-            let owner_and_nonce = format!("{number:020x}{round:020x}");
-            let token = format!("2-0-{}.{micros}.{owner_and_nonce}", "f".repeat(64));
-            let release = greedy.call(gateway, Method::DELETE, &lock).header("lock-token", &token);
-            let answer = release.send().await;
-            assert!([404, 503].contains(&answer.status), "{answer:?}");
+            let answer = request(greedy, gateway, number, round).send().await;
+            assert!([200, 404, 503].contains(&answer.status), "{answer:?}");
         }
     }
 
-    /// One client has 48 connections. Another client acquires and releases a lock meanwhile.
+    /// One client has 48 connections, and requests about 256 slots on each. Another client acquires
+    /// and releases a lock meanwhile.
     #[tokio::test]
-    async fn releases_of_many_slots_keep_nobody_out() {
-        let greedy = key("greedy", "release", "e/*").await;
+    async fn requests_about_many_slots_keep_nobody_out() {
+        let greedy = key("greedy", "release,inspect", "e/*").await;
         let modest = key("modest", HOLDER, "own").await;
         let keys = file(&[&greedy, &modest]);
         let servers = masters(3);
@@ -528,16 +540,19 @@ mod measured {
             }
             done
         };
-        measured("acquires beside releases of 256 slots", async || {
-            let ends = || Instant::now() + Duration::from_secs(5);
-            let alone = acquires(ends()).await;
-            let ends = ends();
-            let floods = (0..48).map(|number| flood(&greedy, &gateway, number, ends));
-            let (beside, _) = tokio::join!(acquires(ends), futures_util::future::join_all(floods));
-            let seen = format!("{beside} acquires, {alone} without the releases");
-            println!("{seen}");
-            if beside * 5 > alone { Ok(()) } else { Err(seen) }
-        })
-        .await;
+        for (what, request) in [("releases", release as Greedy), ("readings", read)] {
+            measured(&format!("acquires beside {what} of 256 slots"), async || {
+                let ends = || Instant::now() + Duration::from_secs(5);
+                let alone = acquires(ends()).await;
+                let ends = ends();
+                let floods = (0..48).map(|number| flood(&greedy, &gateway, request, number, ends));
+                let floods = futures_util::future::join_all(floods);
+                let (beside, _) = tokio::join!(acquires(ends), floods);
+                let seen = format!("{beside} acquires, {alone} without the {what}");
+                println!("{seen}");
+                if beside * 5 > alone { Ok(()) } else { Err(seen) }
+            })
+            .await;
+        }
     }
 }

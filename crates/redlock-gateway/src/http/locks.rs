@@ -25,6 +25,11 @@ use crate::gateway::{GrantGuard, LeaseView, ListRequest, Refusal, Target};
 use crate::info::label_of;
 use crate::overload::in_flight::RequestClass;
 
+/// A reading of this many slots counts as one request with the masters. With 256, one client with 48
+/// connections left another client 4 % of its acquires; with 48, 21 %; with 16, 39 % (debug build,
+/// three masters, two cores). A master took 358 µs to read 256 slots and 78 µs to grant a lock.
+const READ_AS_ONE: u16 = 16;
+
 /// Acquire a lock
 ///
 /// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
@@ -365,7 +370,8 @@ pub(super) async fn inspect(
         return watch::of_lock(&lock, slots, stream.last);
     }
     let LockAccess { access, name, .. } = &lock;
-    let _in_flight = access.enter(RequestClass::Other).await?;
+    let mut in_flight = access.enter(RequestClass::Other).await?;
+    access.widen(&mut in_flight, usize::from(slots.div_ceil(READ_AS_ONE))).await;
     // Boxed, because an unboxed future would make the future of every request larger.
     let inspection = Box::pin(access.gateway().inspect(name, slots)).await;
     let waiters = access.gateway().waiters(name);

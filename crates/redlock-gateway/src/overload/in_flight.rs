@@ -12,7 +12,8 @@
 //! Only some of a client's requests in flight are with the masters at once; the others wait for
 //! their turn. So another client's request is served soon, and a burst of thousands does not keep
 //! every master busy for longer than a round may take. A request that changes several locks or
-//! slots counts once for each, because it costs the masters as much as that many requests. While
+//! slots counts once for each, because it costs the masters as much as that many requests. A reading
+//! of many slots counts by what it costs, too. While
 //! there are several clients, a client may have 16 requests of each class with the masters for each
 //! millisecond of the shortest recent round, but at most 256. For example, a round of 2 ms allows
 //! 32 requests. With rounds up to 16 ms, that gives 16,000 requests a second for each class; with
