@@ -185,7 +185,8 @@ fn connections(server: &RedisServer) -> BTreeSet<String> {
 #[tokio::test]
 async fn a_listing_is_complete_after_its_connections_closed() {
     let cluster = Cluster::start(3).await;
-    // Only the workers are connected. A gateway also reads the masters, to let them catch up.
+    // So far only the workers have connections. The gateway that starts next also opens the readers'
+    // connections, because it lets the masters catch up.
     let of_workers: Vec<_> = cluster.servers.iter().map(connections).collect();
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..20).map(|n| format!("a/{n}"))).await;

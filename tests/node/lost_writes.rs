@@ -27,7 +27,7 @@ fn position(bytes: &[u8], part: &[u8]) -> Option<usize> {
     bytes.windows(part.len()).position(|at| at == part)
 }
 
-/// Cuts the file in front of the call that set the lock, and leaves `more` bytes of that call.
+/// Cuts the file off where the call that set the lock begins, or `more` bytes after that.
 fn cut(server: &RedisServer, more: usize) {
     const CALL: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
     let path = appended_file(server);

@@ -29,7 +29,8 @@ const PAGE: usize = 2;
 #[derive(Clone)]
 pub struct SimLink {
     gateway: u8,
-    /// Distinguishes this process of the gateway from its earlier ones.
+    /// The identity under which the master stores this gateway's number. A restarted gateway has
+    /// another one.
     id: u64,
     master: Arc<Master>,
     network: Arc<Network>,

@@ -172,13 +172,14 @@ struct Serving {
     heartbeat: Instant,
     /// When a probe under way beside the calls is overdue.
     probe_until: Option<Instant>,
-    /// The last number that the process has kept.
+    /// The latest call whose number the process has stored. `None` before the first.
     kept: Option<Kept>,
     /// Whether calls are numbered: the process syncs every write.
     is_numbered: bool,
 }
 
-/// The number of a call, and when its answer came, on the monotonic clock.
+/// A call whose number the process has stored: the number, and when the answer came, on the
+/// monotonic clock.
 #[derive(Clone, Copy)]
 struct Kept {
     number: u64,
@@ -188,9 +189,10 @@ struct Kept {
 /// The process that voted in the last session.
 struct Earlier {
     run_id: String,
-    /// The last number that it has kept.
+    /// The latest call whose number this process has stored.
     kept: Option<Kept>,
-    /// The run_id of the last process that was compared with this process.
+    /// The run_id of the newest process that was compared with this one. Each process is compared
+    /// once.
     compared: String,
 }
 

@@ -12,13 +12,13 @@
 //! Only some of a client's requests in flight are with the masters at once; the others wait for
 //! their turn. So another client's request is served soon, and a burst of thousands does not keep
 //! every master busy for longer than a round may take. A request that changes several locks or
-//! slots counts once for each, because it costs the masters as much as that many requests. A reading
-//! of many slots counts by what it costs, too. While
-//! there are several clients, a client may have 16 requests of each class with the masters for each
-//! millisecond of the shortest recent round, but at most 256. For example, a round of 2 ms allows
-//! 32 requests. With rounds up to 16 ms, that gives 16,000 requests a second for each class; with
-//! longer rounds, 256 in each round. A request that counts more than may run at once is delayed by
-//! 1 ms for each further 16, and then runs alone.
+//! slots counts once for each, because it costs the masters as much as that many requests. A `GET`
+//! counts once for every 16 slots that it reads. While there are several clients, a client may have
+//! 16 requests of each class with the masters for each millisecond of the shortest recent round,
+//! but at most 256. For example, a round of 2 ms allows 32 requests. With rounds up to 16 ms, that
+//! gives 16,000 requests a second for each class; with longer rounds, 256 in each round. A request
+//! that counts more than may run at once is delayed by 1 ms for each further 16, and then runs
+//! alone.
 //!
 //! No semaphore covers all requests. A drain would have to take all permits of such a semaphore,
 //! and extensions and releases, which are still served during a drain, would get none.

@@ -283,8 +283,8 @@ pub fn caught_up_key(prefix: &str) -> String {
     format!("{{{prefix}}}:caught-up")
 }
 
-/// The key under which a node stores the number of a gateway's process, see
-/// [`Session::call`](crate::node::link::Session::call).
+/// The key of the number that a node stores for one process of a gateway. For what the number says,
+/// see [`Session::call`](crate::node::link::Session::call).
 pub fn number_key(prefix: &str, gateway: u64) -> String {
     format!("{{{prefix}}}:number:{gateway:016x}")
 }

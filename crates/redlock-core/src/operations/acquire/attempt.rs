@@ -148,7 +148,7 @@ impl Attempt {
         self
     }
 
-    /// Asks only for an earlier grant of the owner, and takes nothing that is free.
+    /// Makes the attempt look for an earlier grant of its owner only. It keeps no new grant.
     pub(crate) fn for_own(mut self) -> Self {
         self.is_for_own = true;
         self
@@ -305,8 +305,9 @@ impl Attempt {
                 }
             }
             match decision {
-                // The grant that was read has ended, and this proposal took the free lock. Earlier
-                // waiters come first, so the proposal is undone.
+                // The attempt was for an earlier grant, which has ended since it was read. The
+                // proposal got a new grant instead. Waiters that came earlier have a better claim to
+                // the lock, so the proposal is undone.
                 Decision::Yes if self.is_for_own => {
                     let error = LockError::Held(HeldBy::default());
                     return Err(AttemptError { error, split: false, rounds: self.proposals });

@@ -8,8 +8,8 @@ fn durable_master() -> Facts {
     Facts { durability: Durability::Durable, ..Facts::volatile_master() }
 }
 
-/// A driver whose durable node has answered this many calls, the first of them at its admission.
-/// One more is under way.
+/// A driver of a durable node that has answered this many calls, including the one at its
+/// admission. One more call is under way.
 fn answered(calls: u64) -> Bench {
     let mut bench = Bench::admitted_as(durable_master(), false);
     for _ in 1..calls {
