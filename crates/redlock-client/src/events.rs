@@ -66,7 +66,7 @@ impl Parser {
         if !piece.is_empty() && std::mem::take(&mut self.is_after_return) {
             piece = piece.strip_prefix(b"\n").unwrap_or(piece);
         }
-        while let Some(end) = piece.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
+        while let Some(end) = memchr::memchr2(b'\n', b'\r', piece) {
             self.extend_line(&piece[..end])?;
             complete_line(self, &mut complete);
             let is_return = piece[end] == b'\r';

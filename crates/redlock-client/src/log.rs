@@ -63,7 +63,7 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber, subscriber};
 
-    use crate::{Client, LossReason};
+    use crate::{Client, Lock, LossReason};
 
     use super::*;
 
@@ -101,19 +101,25 @@ mod tests {
         fn exit(&self, _: &Id) {}
     }
 
-    /// A gateway that grants a lock, answers each extension 404, and refuses each release.
-    fn gateway() -> SocketAddr {
+    /// A lock of a gateway that grants it, answers each extension 404, and refuses each release.
+    /// The wait is so long that a slow machine repeats requests that got no answer in time.
+    fn lock(ttl: Duration) -> Lock {
+        let client = Client::new(format!("http://{}", gateway(ttl))).unwrap();
+        client.lock("a").ttl(ttl).wait(PATIENCE)
+    }
+
+    fn gateway(ttl: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
             for client in listener.incoming() {
-                thread::spawn(move || serve(client.unwrap()));
+                thread::spawn(move || serve(client.unwrap(), ttl));
             }
         });
         address
     }
 
-    fn serve(mut client: TcpStream) {
+    fn serve(mut client: TcpStream, ttl: Duration) {
         let mut request = [0; 4_096];
         while let Ok(read @ 1..) = client.read(&mut request) {
             let problem = |status, code| {
@@ -122,8 +128,8 @@ mod tests {
             let (status, body) = match &request[..read] {
                 [b'P', b'O', ..] => {
                     let lease = json!({
-                        "name": "a", "token": "1.1", "fencing_token": 1, "ttl_ms": 3_100,
-                        "validity_ms": 3_000, "elapsed_ms": 0, "expires_at": "",
+                        "name": "a", "token": "1.1", "fencing_token": 1,
+                        "ttl_ms": ttl.as_millis(), "validity_ms": ttl.as_millis(), "elapsed_ms": 0, "expires_at": "",
                         "nodes_granted": 2, "nodes_total": 3,
                     });
                     (201, lease.to_string())
@@ -134,30 +140,31 @@ mod tests {
                 _ => continue,
             };
             let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n", body.len());
-            client.write_all(format!("{head}{body}").as_bytes()).unwrap();
+            // The client may have given up this try.
+            let _ = client.write_all(format!("{head}{body}").as_bytes());
         }
     }
 
     /// Runs `work` in a runtime of one thread with a log that nobody reads, and waits for what it
     /// reports.
     fn with_unread_log<T: Send + 'static>(
-        work: impl AsyncFnOnce(Client, Sender<T>) + Send + 'static,
+        ttl: Duration,
+        work: impl AsyncFnOnce(Lock, Sender<T>) + Send + 'static,
     ) -> T {
         let _alone = ONE_AT_A_TIME.lock();
         let (report, reported) = channel();
         let (_unread, log) = pipe().unwrap();
-        let client = Client::new(format!("http://{}", gateway())).unwrap();
+        let lock = lock(ttl);
         thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            subscriber::with_default(Log(log), || runtime.unwrap().block_on(work(client, report)));
+            subscriber::with_default(Log(log), || runtime.unwrap().block_on(work(lock, report)));
         });
         reported.recv_timeout(PATIENCE).expect("the log holds up nothing")
     }
 
     #[test]
     fn unread_log_holds_up_no_report_of_a_loss() {
-        let loss = with_unread_log(async |client, report| {
-            let lock = client.lock("a").ttl(Duration::from_secs(3));
+        let loss = with_unread_log(Duration::from_secs(3), async |lock, report| {
             let guard = lock.acquire().await.unwrap();
             report.send(guard.lost().await).unwrap();
         });
@@ -172,24 +179,24 @@ mod tests {
         let _alone = ONE_AT_A_TIME.lock();
         let (mut reads, log) = pipe().unwrap();
         let reader = thread::spawn(move || reads.read_to_end(&mut Vec::new()));
-        let client = Client::new(format!("http://{}", gateway())).unwrap();
+        let lock = lock(PATIENCE);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         subscriber::with_default(Log(log), || {
             let mut ended = None;
             let work = async |_: &_| ended = Some(Instant::now());
-            runtime.unwrap().block_on(client.lock("a").hold(work)).unwrap();
+            runtime.unwrap().block_on(lock.hold(work)).unwrap();
             // After LAST_LINE `hold` returns even if its line is not written yet. On a busy machine
             // writing may take that long.
             let may_miss_its_line = ended.unwrap().elapsed() >= LAST_LINE;
-            assert!(WRITTEN.load(Ordering::SeqCst) == 1 || may_miss_its_line);
+            assert!(WRITTEN.load(Ordering::SeqCst) > 0 || may_miss_its_line);
         });
         reader.join().unwrap().unwrap();
     }
 
     #[test]
     fn unread_log_holds_up_no_end_of_hold() {
-        let held = with_unread_log(async |client, report| {
-            report.send(client.lock("a").hold(async |_| 7).await).unwrap();
+        let held = with_unread_log(PATIENCE, async |lock, report| {
+            report.send(lock.hold(async |_| 7).await).unwrap();
         });
         assert_eq!(held.unwrap(), 7);
     }
