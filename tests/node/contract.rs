@@ -96,6 +96,8 @@ contract! {
     a_set_is_granted_whole_or_leaves_no_trace
     a_release_that_keeps_the_lock_free_admits_nobody_and_no_repair
     a_set_is_released_lock_by_lock
+    a_set_is_kept_free_lock_by_lock
+    a_set_is_extended_at_once_and_spared_by_its_undo
     the_locks_of_a_set_that_stand_are_read_together
     without_its_marker_a_node_only_releases
     records_keep_their_text_labels
@@ -184,13 +186,63 @@ async fn a_set_is_released_lock_by_lock(kind: Kind) {
     let set = locks[0].with(&locks[1..]);
     let t = now();
     assert_eq!(subject.ask(set.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    // The second lock is gone. The others are released all the same.
-    assert_eq!(subject.ask(locks[1].release(1, t)).await, Vote::Released);
-    assert_eq!(subject.ask(set.release(1, t)).await, Vote::Released);
-    for lock in &locks {
+    // The second lock is gone, and the third is somebody else's.
+    for lock in &locks[1..] {
+        assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Released);
+    }
+    assert_eq!(subject.ask(locks[2].acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
+    let Vote::Each(votes) = subject.ask(set.release(1, t)).await else { panic!("no set") };
+    assert_eq!(votes[..2], [Vote::Released, Vote::Missing]);
+    assert_held(&votes[2], &record(2, t + 1), LONG_MS);
+    assert_eq!(votes.len(), 3);
+    for lock in &locks[..2] {
         assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
     }
-    assert_eq!(subject.ask(set.release(1, t)).await, Vote::Missing);
+}
+
+async fn a_set_is_kept_free_lock_by_lock(kind: Kind) {
+    let subject = kind.subject().await;
+    let locks = ["a", "b"].map(Lock::new);
+    let set = locks[0].with(&locks[1..]);
+    let t = now();
+    assert_eq!(subject.ask(set.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_eq!(subject.ask(locks[1].release(1, t)).await, Vote::Released);
+    let kept = subject.ask(set.release_keeping(1, t, LONG_MS)).await;
+    assert_eq!(kept, Vote::Each(vec![Vote::Released, Vote::Missing]));
+    assert_eq!(subject.stored(&locks[0]).await.unwrap().0, hold_record(1, t));
+    assert_eq!(subject.ask(locks[1].inspect()).await, Vote::Missing);
+}
+
+/// A repetition confirms a set by extending it. The undo of the first request arrives before or after
+/// that, and never in between.
+async fn a_set_is_extended_at_once_and_spared_by_its_undo(kind: Kind) {
+    let subject = kind.subject().await;
+    let locks = ["a", "b", "c"].map(Lock::new);
+    let set = locks[0].with(&locks[1..]);
+    let t = now();
+    assert_eq!(subject.ask(set.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    let Vote::Each(votes) = subject.ask(set.extend(1, t, 2 * LONG_MS)).await else {
+        panic!("no set")
+    };
+    assert_eq!(votes.len(), 3);
+    for vote in votes {
+        assert_extended(&vote);
+    }
+    assert_eq!(subject.ask(set.undo(1, t)).await.name(), "held");
+    for lock in &locks {
+        let (stored, left) = subject.stored(lock).await.unwrap();
+        assert_eq!(stored, extended(1, t));
+        assert_lives(left, 2 * LONG_MS);
+    }
+    // One lock is gone, and another is somebody else's.
+    for lock in &locks[1..] {
+        assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Released);
+    }
+    assert_eq!(subject.ask(locks[2].acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
+    let Vote::Each(votes) = subject.ask(set.extend(1, t, LONG_MS)).await else { panic!("no set") };
+    assert_extended(&votes[0]);
+    assert_eq!(votes[1], Vote::Missing);
+    assert_held(&votes[2], &record(2, t + 1), LONG_MS);
 }
 
 async fn the_locks_of_a_set_that_stand_are_read_together(kind: Kind) {
@@ -209,7 +261,9 @@ async fn the_locks_of_a_set_that_stand_are_read_together(kind: Kind) {
         assert_lives(holding.expires_in, LONG_MS);
     }
     assert_eq!(subject.ask(set.acquire(2, t + 1, LONG_MS)).await.name(), "held");
-    assert_eq!(subject.ask(set.release(1, t)).await, Vote::Released);
+    let Vote::Each(votes) = subject.ask(set.release(1, t)).await else { panic!("no set") };
+    assert_eq!(votes.iter().filter(|vote| **vote == Vote::Released).count(), 3);
+    assert_eq!((votes.len(), &votes[7]), (256, &Vote::Released));
     assert_eq!(subject.ask(set.inspect()).await, Vote::FoundOfSet(Vec::new()));
     assert_eq!(subject.ask(set.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
     let Vote::FoundOfSet(stand) = subject.ask(set.inspect()).await else { panic!("not read") };

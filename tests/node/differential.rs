@@ -227,6 +227,22 @@ fn are_same(memory: &redlock_core::node::Record, redis: &redlock_core::node::Rec
     }
 }
 
+/// Whether two votes about one lock are equal, apart from the time between them.
+fn are_equal(memory: &Vote, redis: &Vote) -> bool {
+    match (memory, redis) {
+        (Vote::Held(memory), Vote::Held(redis))
+        | (Vote::Yours(memory), Vote::Yours(redis))
+        | (Vote::Found(memory), Vote::Found(redis)) => are_alike(memory, redis),
+        (Vote::Extended { expires_in: memory }, Vote::Extended { expires_in: redis }) => {
+            memory.abs_diff(*redis) < TOLERANCE
+        }
+        // If an operation fails with an error, the script reports that it may have had an effect. It
+        // says so even if there was none.
+        (Vote::Failed(memory), Vote::Failed(redis)) => memory.reason == redis.reason,
+        (memory, redis) => memory == redis,
+    }
+}
+
 impl Pair {
     async fn start(native: bool) -> Self {
         let server = RedisServer::start_with(RedisOptions {
@@ -276,20 +292,15 @@ impl Pair {
         let memory = ask(self.memory.as_ref(), op.clone()).await;
         let redis = ask(self.redis.as_ref(), op_on_redis).await;
         let equal = match (&memory, &redis) {
-            (Vote::Held(memory), Vote::Held(redis))
-            | (Vote::Yours(memory), Vote::Yours(redis))
-            | (Vote::Found(memory), Vote::Found(redis)) => are_alike(memory, redis),
             (Vote::FoundOfSet(memory), Vote::FoundOfSet(redis)) => {
                 memory.len() == redis.len()
                     && memory.iter().zip(redis).all(|(memory, redis)| are_alike(memory, redis))
             }
-            (Vote::Extended { expires_in: memory }, Vote::Extended { expires_in: redis }) => {
-                memory.abs_diff(*redis) < TOLERANCE
+            (Vote::Each(memory), Vote::Each(redis)) => {
+                memory.len() == redis.len()
+                    && memory.iter().zip(redis).all(|(memory, redis)| are_equal(memory, redis))
             }
-            // If an operation fails with an error, the script reports that it may have had an
-            // effect. It says so even if there was none.
-            (Vote::Failed(memory), Vote::Failed(redis)) => memory.reason == redis.reason,
-            (memory, redis) => memory == redis,
+            (memory, redis) => are_equal(memory, redis),
         };
         if equal { Ok(redis) } else { Err(differ(&format!("{op:?}"), memory, redis)) }
     }
@@ -406,7 +417,13 @@ impl Pair {
             let others: Vec<_> = (1..=others)
                 .map(|other| locks[usize::from((name + other) % NAMES)].clone())
                 .collect();
-            let is_of_sets = matches!(step, Step::Acquire { .. } | Step::Release { .. });
+            let is_of_sets = matches!(
+                step,
+                Step::Acquire { .. }
+                    | Step::Extend { .. }
+                    | Step::Release { .. }
+                    | Step::Keep { .. }
+            );
             let lock = if is_of_sets { lock.with(&others) } else { lock.clone() };
             self.step(&lock, base, step).await.map_err(|error| match error {
                 TestCaseError::Fail(why) => TestCaseError::fail(format!("{what}: {why}")),

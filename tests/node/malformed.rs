@@ -54,10 +54,13 @@ fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
     let lock = |n: usize| Lock::new(&format!("{round}/{n}"));
     let op = |chance: &mut Chance, lock: &Lock| -> Op {
         let owner = chance.below(3) as u8;
+        let set = lock.with(&[Lock::new("stock")]);
+        // A repair has no form for a set.
+        let lock = if chance.one_in(3) { &set } else { lock };
         let op = match chance.below(8) {
             0 => lock.extend(owner, T, LONG_MS),
-            1 => lock.repair_of(owner, T, LONG_MS, T),
-            2 => lock.release(owner, T),
+            1 if lock.keys.others.is_none() => lock.repair_of(owner, T, LONG_MS, T),
+            1 | 2 => lock.release(owner, T),
             3 => lock.undo(owner, T),
             4 => lock.release_exactly(owner, T),
             5 => lock.inspect(),

@@ -211,24 +211,6 @@ async fn a_refused_set_leaves_no_lock_behind(rules: SafetyRules, kind: Kind) -> 
     demand(subject.ask(locks[0].inspect()).await, Vote::Missing, &what)
 }
 
-/// A repetition confirms a set lock by lock, and the undo of the first request arrives in between.
-async fn the_undo_of_a_set_spares_a_set_that_is_being_confirmed(
-    rules: SafetyRules,
-    kind: Kind,
-) -> Result<(), String> {
-    let subject = subject(rules, kind).await;
-    let locks = ["a", "b", "c"].map(Lock::new);
-    let (set, t) = (locks[0].with(&locks[1..]), now());
-    demand(subject.ask(set.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
-    demand_extended(subject.ask(locks[1].extend(1, t, LONG_MS)).await, "an extension of b")?;
-    let _ = subject.ask(set.undo(1, t)).await;
-    for (lock, name) in locks.iter().zip(["a", "b", "c"]) {
-        let what = format!("an extension of {name} after the undo");
-        demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, &what)?;
-    }
-    Ok(())
-}
-
 /// The node stood still, and runs an extension and two releases with a time to hold long after they
 /// were asked for.
 async fn a_late_operation_keeps_no_lock_for_longer_than_was_asked(
@@ -296,6 +278,5 @@ rules! {
     a_token_below_the_last_granted_one_is_refused without watermark_is_checked;
     a_node_that_lost_its_data_grants_nothing without marker_is_checked;
     a_refused_set_leaves_no_lock_behind without refused_set_is_undone;
-    the_undo_of_a_set_spares_a_set_that_is_being_confirmed without confirmed_set_is_spared;
     a_late_operation_keeps_no_lock_for_longer_than_was_asked without lives_begin_when_asked;
 }

@@ -240,7 +240,7 @@ impl Redlock {
         ttl: Ttl,
     ) -> Result<Lease, LockError> {
         let begun = Extension::begin(&self.shared, name, token, ttl);
-        begun.outcome(&self.shared, |slot| self.release_unused(name, slot, token)).await
+        begun.outcome(&self.shared, |slots| self.release_unused(name, slots, token)).await
     }
 
     /// Extends many locks, each as [`extend`](Self::extend) does. All nodes are asked about all
@@ -255,15 +255,15 @@ impl Redlock {
         let begun = Extension::begin_many(&self.shared, leases, ttl);
         let mut results = Vec::with_capacity(leases.len());
         for ((name, token), begun) in leases.iter().zip(begun) {
-            let on_unused = |slot| self.release_unused(name, slot, token);
+            let on_unused = |slots| self.release_unused(name, slots, token);
             results.push(begun.outcome(&self.shared, on_unused).await);
         }
         results
     }
 
-    /// Releases a slot of a lease that has lost another slot.
-    fn release_unused(&self, name: &LockName, slot: u16, token: &LockToken) {
-        release::begin_release(&self.shared, &self.waiters, (name, slot), token);
+    /// Releases slots of a lease that has lost another slot.
+    fn release_unused(&self, name: &LockName, slots: SlotSet, token: &LockToken) {
+        release::begin_release(&self.shared, &self.waiters, (name, slots), token);
     }
 
     /// Releases a lock, or all slots that the token names. Returns when a majority has released it.
@@ -368,9 +368,8 @@ impl Redlock {
     pub(crate) fn release_in_background(&self, name: &LockName, lease: &Lease) {
         let token = &lease.token;
         let scope = ReleaseScope::Holder;
-        for slot in token.slots().iter() {
-            release::release_and_hand_off(&self.shared, &self.waiters, (name, slot), token, scope);
-        }
+        let slots = (name, token.slots());
+        release::release_and_hand_off(&self.shared, &self.waiters, slots, token, scope);
     }
 
     /// Reads a lock without changing it.

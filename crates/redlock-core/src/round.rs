@@ -59,6 +59,9 @@ pub(crate) struct Round {
     /// What repairs nodes that lost the lock, and when the extension began. `None` for other
     /// operations.
     repairs: Option<(Arc<Repairs>, Began)>,
+    /// Of an extension or a release of a set: this round is about the first lock, and these about
+    /// the others. Nodes are asked this round's question, which is about all of them.
+    others: Vec<Arc<Round>>,
     ballot: Mutex<Ballot>,
     decided: AtomicWaker,
 }
@@ -97,6 +100,7 @@ fn may_have_granted(vote: &Vote) -> bool {
         Vote::Failed(failure) => failure.effect == Effect::Possible,
         Vote::Held(_) | Vote::Yours(_) | Vote::Stale { .. } | Vote::Extended { .. } => false,
         Vote::Released | Vote::Missing | Vote::Found(_) | Vote::FoundOfSet(_) => false,
+        Vote::Each(_) => false,
     }
 }
 
@@ -110,6 +114,11 @@ impl PreparedRound {
     /// The round as it will be asked, for an attempt that has to undo its grants.
     pub(crate) fn round(&self) -> &Arc<Round> {
         &self.0
+    }
+
+    /// The rounds about each lock of a set, in order.
+    pub(crate) fn rounds(&self) -> impl Iterator<Item = &Arc<Round>> {
+        std::iter::once(&self.0).chain(self.0.others())
     }
 
     /// Asks the nodes whose bit is set in `mask`. The votes of the other nodes stay open for ever.
@@ -172,10 +181,11 @@ impl Round {
         observer: &Arc<dyn Observer>,
         repairs: Option<(Arc<Repairs>, Began)>,
     ) -> PreparedRound {
-        PreparedRound(Arc::new(Self {
-            repairs,
-            ..Self::open(quorum, Arc::new(op), (limits, limits.quorum), observer)
-        }))
+        let open = |op| Self {
+            repairs: repairs.clone(),
+            ..Self::open(quorum, op, (limits, limits.quorum), observer)
+        };
+        PreparedRound(Arc::new(Self::of_each(Arc::new(op), open)))
     }
 
     /// A release. Its asker waits for the outcome within `limits`, and a node may begin the release
@@ -189,11 +199,23 @@ impl Round {
         pending: &Arc<PendingReleases>,
         owe_clock: bool,
     ) -> PreparedRound {
-        PreparedRound(Arc::new(Self {
-            pending: Some(pending.clone()),
-            owe_clock,
-            ..Self::open(quorum, op, (limits, life), observer)
-        }))
+        let round = Self::of_each(op, |op| Self::open(quorum, op, (limits, life), observer));
+        PreparedRound(Arc::new(Self { pending: Some(pending.clone()), owe_clock, ..round }))
+    }
+
+    /// The round of an operation. If nodes vote on each lock of a set, it is about the first lock,
+    /// and has rounds about the others.
+    fn of_each(op: Arc<Op>, open: impl Fn(Arc<Op>) -> Self) -> Self {
+        let mut others = Vec::new();
+        if op.is_on_each() {
+            for keys in op.keys().each().skip(1) {
+                let mut op = Op::clone(&op);
+                *op.keys_mut() = keys.clone();
+                others.push(Arc::new(open(Arc::new(op))));
+            }
+        }
+        let round = open(op);
+        Self { trace: round.observer.round(&round.op), others, ..round }
     }
 
     fn open(
@@ -215,7 +237,7 @@ impl Round {
         };
         Self {
             quorum,
-            trace: observer.round(&op),
+            trace: None,
             op,
             limits,
             began: now,
@@ -224,9 +246,15 @@ impl Round {
             pending: None,
             owe_clock: false,
             repairs: None,
+            others: Vec::new(),
             ballot: Mutex::new(ballot),
             decided: AtomicWaker::new(),
         }
+    }
+
+    /// Of an extension or a release of a set: the rounds about the locks after the first.
+    pub(crate) fn others(&self) -> &[Arc<Self>] {
+        &self.others
     }
 
     fn submit(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32) {
@@ -377,14 +405,39 @@ impl Round {
 
 impl Voter for Round {
     fn vote(&self, node: usize, vote: Vote) {
+        if self.others.is_empty() {
+            self.note_pending(node, std::slice::from_ref(&vote));
+            return self.count(node, vote);
+        }
+        let locks = 1 + self.others.len();
+        let votes = match vote {
+            Vote::Each(votes) if votes.len() == locks => votes,
+            vote => vec![vote; locks],
+        };
+        self.note_pending(node, &votes);
+        let mut votes = votes.into_iter();
+        votes.next().into_iter().for_each(|first| self.count(node, first));
+        for (round, vote) in self.others.iter().zip(votes) {
+            round.count(node, vote);
+        }
+    }
+}
+
+impl Round {
+    /// Keeps a release that the node failed to carry out, on any lock.
+    fn note_pending(&self, node: usize, votes: &[Vote]) {
+        let Some(pending) = &self.pending else { return };
+        let owed = |vote: &Vote| match vote {
+            Vote::Failed(failure) => failure.reason != Reason::Clock || self.owe_clock,
+            _ => false,
+        };
+        pending.ended(votes.iter().any(owed).then_some((node, &self.op)));
+    }
+
+    fn count(&self, node: usize, vote: Vote) {
         self.observer.vote(node, &vote);
         if let Some(trace) = &self.trace {
             trace.voted(node, &vote);
-        }
-        if let Some(pending) = &self.pending {
-            let owed = |reason| reason != Reason::Clock || self.owe_clock;
-            let undone = !matches!(&vote, Vote::Failed(failure) if owed(failure.reason));
-            pending.ended((!undone).then_some((node, &self.op)));
         }
         let mut ballot = self.lock();
         let undo = ballot.undo.as_ref().map(|abandoned| {
@@ -475,7 +528,7 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
             // A vote that answers another question counts as a failure.
             (_, Vote::Granted | Vote::Held(_) | Vote::Extended { .. }) => tally.failed += 1,
             (_, Vote::Released | Vote::Missing | Vote::Found(_)) => tally.failed += 1,
-            (_, Vote::FoundOfSet(_)) => tally.failed += 1,
+            (_, Vote::FoundOfSet(_) | Vote::Each(_)) => tally.failed += 1,
         }
     }
     if let Op::Inspect { keys: Keys { others: None, .. } } = op {

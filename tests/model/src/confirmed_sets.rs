@@ -1,9 +1,9 @@
 //! A first request undoes its grant of a set while a repeated request confirms that grant.
 //!
 //! Three nodes may store a set of two names. The first request undoes its grant with one message to
-//! each node, which is about both names. The repetition extends each name by itself, with two
-//! messages to each node. The undo may arrive between the two. With the
-//! rule `confirmed_set_is_spared`, a node that has extended one of the names then spares both.
+//! each node, which is about both names. A node spares each name that was extended. With the rule
+//! `set_is_extended_at_once`, the repetition extends both names with one message to each node.
+//! Without it, each name has a message of its own, and the undo may arrive between the two.
 //!
 //! The repetition counts the votes of each name. It releases every name that it has lost, and
 //! leaves the others alone: in general a client may still hold them.
@@ -55,7 +55,7 @@ pub enum Action {
     Undo {
         node: usize,
     },
-    /// The next extension arrives at a node. Extensions to one node arrive in the order of the names.
+    /// The next extension arrives at a node: that of both names, or of the next one.
     Extension {
         node: usize,
     },
@@ -73,10 +73,7 @@ impl ConfirmedSets {
     }
 
     /// The undo of both names arrives at a node.
-    fn undo(&self, node: &mut [Copy; NAMES]) {
-        if self.rules.confirmed_set_is_spared && node.contains(&Copy::Extended) {
-            return;
-        }
+    fn undo(node: &mut [Copy; NAMES]) {
         for copy in node {
             if *copy == Copy::Granted {
                 *copy = Copy::Missing;
@@ -153,14 +150,17 @@ impl Model for ConfirmedSets {
         match action {
             Action::Undo { node } => {
                 next.undo[node] = false;
-                self.undo(&mut next.nodes[node]);
+                Self::undo(&mut next.nodes[node]);
             }
             Action::Extension { node } => {
-                let name = s.next_name(node)?;
-                let copy = &mut next.nodes[node][name];
-                next.votes[node][name] = Some(*copy != Copy::Missing);
-                if *copy == Copy::Granted {
-                    *copy = Copy::Extended;
+                let first = s.next_name(node)?;
+                let last = if self.rules.set_is_extended_at_once { NAMES - 1 } else { first };
+                for name in first..=last {
+                    let copy = &mut next.nodes[node][name];
+                    next.votes[node][name] = Some(*copy != Copy::Missing);
+                    if *copy == Copy::Granted {
+                        *copy = Copy::Extended;
+                    }
                 }
             }
             Action::Decide => {
@@ -198,8 +198,11 @@ impl Narrated for ConfirmedSets {
             Some(match action? {
                 Action::Undo { node } => format!("the undo of both names arrives at node {node}"),
                 Action::Extension { node } => {
-                    let name = ["x", "y"][s.next_name(node)?];
-                    format!("the extension of {name} arrives at node {node}")
+                    let names = match s.next_name(node)? {
+                        0 if self.rules.set_is_extended_at_once => "both names",
+                        name => ["x", "y"][name],
+                    };
+                    format!("the extension of {names} arrives at node {node}")
                 }
                 Action::Decide => "the repetition counts its votes".to_owned(),
                 Action::Released { node, name } => {

@@ -443,7 +443,11 @@ impl Master {
         };
         let grant = record.and_then(grant_of);
         let now = self.clock.wall_micros() as i64;
-        for keys in keys.each() {
+        for (at, keys) in keys.each().enumerate() {
+            let of_lock = match &vote {
+                Vote::Each(votes) => votes.get(at).unwrap_or(&vote),
+                vote => vote,
+            };
             self.recorder.execution(Execution {
                 moment: Moment::default(),
                 master: self.index,
@@ -453,7 +457,7 @@ impl Master {
                 kind,
                 grant,
                 ahead_micros: grant.map_or(0, |grant| grant.fencing as i64 - now),
-                vote_kind: vote_kind(&vote),
+                vote_kind: vote_kind(of_lock),
             });
         }
         vote

@@ -36,6 +36,6 @@ pub fn vote_kind(vote: &Vote) -> VoteKind {
         Vote::Found(_) | Vote::FoundOfSet(_) => VoteKind::Found,
         Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => VoteKind::Quarantined,
         Vote::Failed(Failure { reason: Reason::Clock, .. }) => VoteKind::Clock,
-        Vote::Failed(_) => VoteKind::Error,
+        Vote::Failed(_) | Vote::Each(_) => VoteKind::Error,
     }
 }

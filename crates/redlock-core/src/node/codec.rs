@@ -21,8 +21,8 @@
 //!   I inspect
 //!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I; `T:grant` for K too.
 //!   The ttl is 0 for operations without one.
-//!   a w r n u v x i: the same on a set of locks. At the end: count u8 | the other lock keys, each
-//!   as text. All locks get the same record.
+//!   a w e r n u v x k i: the same on a set of locks. At the end: count u8 | the other lock keys,
+//!   each as text. All locks get the same record.
 //!
 //! answer      version u8 = 6 | node's time in µs u64
 //!             | flags u8: 1 the marker stands, 2 the number was kept
@@ -35,6 +35,7 @@
 //!   12 of a set: which of its locks the vote is about u8, from 1 (0 is left out) | that vote
 //!   13 found of a set: count u16 | for each lock that stands: which one u8, from 0
 //!                                 | ms left i64 | record value, at most 4,160 bytes
+//!   14 e r n x k: count u16 | the vote about each lock of the set
 //! ```
 //!
 //! A call that is cut off or malformed is refused before any of its operations runs.
@@ -67,6 +68,8 @@ const NUMBER_KEPT: u8 = 2;
 const OF_SET: u8 = 12;
 /// The code of a vote with the locks of a set that stand.
 const FOUND_OF_SET: u8 = 13;
+/// The code of a vote with a vote about each lock of a set.
+const EACH: u8 = 14;
 
 /// The longest stored value of a lock, in bytes. It has room for a label and for 8 KiB of metadata,
 /// which earlier versions accepted. Another client's value can be longer; a vote then contains only
@@ -264,7 +267,7 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         _ => false,
     };
     let is_set = sent != code;
-    if !fits || is_set && matches!(code, b'E' | b'H' | b'K') {
+    if !fits || is_set && code == b'H' {
         return None;
     }
     let release =
@@ -306,11 +309,7 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         for _ in 0..count {
             others.push(Keys::of_lock_key(&take_text(bytes)?));
         }
-        let (Op::Acquire { keys, .. } | Op::Release { keys, .. } | Op::Inspect { keys }) = &mut op
-        else {
-            return None;
-        };
-        keys.others = Some(others.into());
+        op.keys_mut().others = Some(others.into());
     }
     Some(op)
 }
@@ -366,6 +365,11 @@ impl AnswerPacker {
                     answer.push(holding.at);
                     put_holding(answer, holding, LONGEST_OF_SET);
                 }
+            }
+            Vote::Each(votes) => {
+                answer.push(EACH);
+                answer.extend_from_slice(&(votes.len() as u16).to_le_bytes());
+                votes.iter().for_each(|vote| self.vote(vote));
             }
             Vote::Granted => answer.push(1),
             Vote::Released => answer.push(5),
@@ -438,6 +442,16 @@ fn unpack_vote(bytes: &mut Bytes) -> Option<Vote> {
         bytes.advance(1);
         let at = bytes.try_get_u8().ok()?;
         return unpack_one_vote(bytes).map(|vote| vote.of_lock(at.into()));
+    }
+    if bytes.first() == Some(&EACH) {
+        bytes.advance(1);
+        let count = usize::from(bytes.try_get_u16_le().ok()?);
+        // The count may be wrong, so it alone does not decide how much memory is reserved.
+        let mut votes = Vec::with_capacity(count.min(bytes.len()));
+        for _ in 0..count {
+            votes.push(unpack_one_vote(bytes)?);
+        }
+        return Some(Vote::Each(votes));
     }
     unpack_one_vote(bytes)
 }

@@ -72,7 +72,7 @@ for i = 1, count do
   if is_set then code = code - 32 end
   local takes = TAKES[code]
   if takes == RECORD and #record < 58 or takes == GRANT and #record ~= 57
-    or takes == NONE and record ~= '' or not takes or is_set and (code == E or code == H or code == K) then
+    or takes == NONE and record ~= '' or not takes or is_set and code == H then
     return MALFORMED
   end
   if (takes == RECORD or code == E or code == K) and (ttl < 10 or ttl > 86400000) then return MALFORMED end
@@ -111,7 +111,7 @@ local function failed(reply)
 end
 
 local GRANTED, RELEASED, MISSING, QUARANTINED, CLOCK = '\1', '\5', '\6', '\8', '\9'
-local HELD, FOUND, OTHER_GRANT, OF_SET, FOUND_OF_SET = 2, 7, 11, 12, 13
+local HELD, FOUND, OTHER_GRANT, OF_SET, FOUND_OF_SET, EACH = 2, 7, 11, 12, 13, 14
 
 local function held(code, lock, record)
   local pttl = call('PTTL', lock)
@@ -478,25 +478,12 @@ local function acquire_set(set, record, ttl, t_num)
   return GRANTED
 end
 
--- Releases every lock of a set. A failure is the vote, so that the release is sent again. Otherwise
--- the vote is 5 (released) if any lock was released.
---
--- An undo of a grant leaves the whole set on this node if the grant was extended on one lock. The
--- extension shows that a repeated request of the same owner is confirming the set lock by lock.
--- Otherwise the undo would delete the other locks. The extended locks would stay until their TTL
--- ends, and no client would know their token.
-local function release_set(set, grant, t_num, is_undo, only_this)
-  if is_undo and RULE_UNDO_IS_EXACT and RULE_CONFIRMED_SET_IS_SPARED then
-    for place, lock in ipairs(set) do
-      local current = call('GET', lock)
-      if not failed(current) and current and sub(current, 1, 58) == grant .. ';' then
-        return of_lock(place, held(HELD, lock, current))
-      end
-    end
-  end
+-- Undoes the grant of every lock of a set. A failure is the vote, so that the undo is sent again.
+-- Otherwise the vote is 5 (released) if any lock was released.
+local function undo_set(set, grant, t_num)
   local first, rank = nil, -1
   for place, lock in ipairs(set) do
-    local vote = release(lock, watermark_of(lock), grant, t_num, is_undo, only_this)
+    local vote = release(lock, watermark_of(lock), grant, t_num, true, false)
     local code, of_vote = byte(vote), 0
     if code >= 8 and code <= 10 then of_vote = 2 elseif code == 5 then of_vote = 1 end
     if of_vote > rank then first, rank = of_lock(place, vote), of_vote end
@@ -504,37 +491,52 @@ local function release_set(set, grant, t_num, is_undo, only_this)
   return first
 end
 
--- A hint about a set names its first lock, so it is published only if that lock refused the set. An
--- error of PUBLISH is ignored. The hint is lost then, and nobody relies on hints.
-local function publish(vote, when, hint)
-  if hint and byte(vote) == when then call('PUBLISH', channel, hint) end
-  return vote
+-- An extension or a release of one lock.
+local function change(code, lock, record, ttl, t_num, extra)
+  local watermark = watermark_of(lock)
+  if code == E then return extend(lock, watermark, record, ttl, extra) end
+  if code == K then return keep_free(lock, watermark, record, ttl, t_num, extra) end
+  return release(lock, watermark, record, t_num, code == U or code == V, code == X)
+end
+
+-- The same for each lock of a set, with a vote for each. Returns the votes, and whether one is 4 or 5.
+local function change_each(set, code, ...)
+  if code == E and not admitted then return QUARANTINED, false end
+  local votes, any = {}, false
+  for place, lock in ipairs(set) do
+    local vote = change(code, lock, ...)
+    local of_vote = byte(vote)
+    any = any or of_vote == 4 or of_vote == 5
+    votes[place] = vote
+  end
+  return pack('<BI2', EACH, #set) .. table.concat(votes), any
 end
 
 local out, is_yes = {}, count == 0
 for i = 1, count do
   local code, lock, record = codes[i], locks[i], records[i]
-  local set, watermark, vote = sets[i], watermark_of(lock), nil
+  local set, vote, any = sets[i], nil, false
   if code == A or code == W then
     vote = set and acquire_set(set, record, ttls[i], t_nums[i])
-      or acquire(lock, watermark, record, ttls[i], t_nums[i])
-    vote = publish(vote, HELD, extras[i])
-  elseif code == E then
-    vote = extend(lock, watermark, record, ttls[i], extras[i])
+      or acquire(lock, watermark_of(lock), record, ttls[i], t_nums[i])
   elseif code == H then
-    vote = repair(lock, watermark, record, ttls[i], t_nums[i], extras[i])
+    vote = repair(lock, watermark_of(lock), record, ttls[i], t_nums[i], extras[i])
   elseif code == I then
     vote = set and inspect_set(set) or inspect(lock)
-  elseif code == K then
-    vote = keep_free(lock, watermark, record, ttls[i], t_nums[i], extras[i])
+  elseif set and (code == U or code == V) then
+    vote = undo_set(set, record, t_nums[i])
+  elseif set then
+    vote, any = change_each(set, code, record, ttls[i], t_nums[i], extras[i])
   else
-    local is_undo, only_this = code == U or code == V, code == X
-    vote = set and release_set(set, record, t_nums[i], is_undo, only_this)
-      or release(lock, watermark, record, t_nums[i], is_undo, only_this)
-    vote = publish(vote, 5, extras[i])
+    vote = change(code, lock, record, ttls[i], t_nums[i], extras[i])
   end
   local of_vote = byte(vote)
-  is_yes = is_yes or of_vote == 1 or of_vote == 4 or of_vote == 5
+  -- A hint about a set names its first lock, so W publishes it only if that lock refused the set. An
+  -- error of PUBLISH is ignored. The hint is lost then, and nobody relies on hints.
+  if code == W and of_vote == HELD or (code == N or code == V) and (any or of_vote == 5) then
+    call('PUBLISH', channel, extras[i])
+  end
+  is_yes = is_yes or any or of_vote == 1 or of_vote == 4 or of_vote == 5
   out[i + 1] = vote
 end
 -- The file gets the number in the same transaction as the changes of the call. So a file that lacks

@@ -20,9 +20,8 @@ pub struct Keys {
     pub lock: Bytes,
     /// The token watermark: `{<prefix><name>}:fence`.
     pub fence: Bytes,
-    /// The other locks of a set, for an acquire, a release and an inspection; `None` for a single
-    /// lock. An acquire sets all locks of a set or none. A release runs for each lock, except that
-    /// an undo spares the whole set if one lock was extended.
+    /// The other locks of a set; `None` for a single lock, and for a repair. An acquire sets all
+    /// locks of a set or none. An extension and a release run for each lock.
     pub others: Option<Arc<[Keys]>>,
 }
 
@@ -88,7 +87,7 @@ impl Keys {
     }
 }
 
-/// An operation on one lock.
+/// An operation on one lock, or on all locks of a set.
 #[derive(Debug, Clone)]
 pub enum Op {
     /// Sets the lock if it is free and T is above the watermark; stores T in both keys. A lock is
@@ -161,6 +160,27 @@ impl Op {
         }
     }
 
+    pub(crate) fn keys_mut(&mut self) -> &mut Keys {
+        match self {
+            Self::Acquire { keys, .. }
+            | Self::Extend { keys, .. }
+            | Self::Repair { keys, .. }
+            | Self::Release { keys, .. }
+            | Self::Inspect { keys } => keys,
+        }
+    }
+
+    /// Whether a node runs the operation on each lock of a set by itself, and votes on each:
+    /// [`Vote::Each`].
+    pub(crate) fn is_on_each(&self) -> bool {
+        self.keys().others.is_some()
+            && match self {
+                Self::Extend { .. } => true,
+                Self::Release { scope, .. } => *scope != ReleaseScope::Proposal,
+                Self::Acquire { .. } | Self::Repair { .. } | Self::Inspect { .. } => false,
+            }
+    }
+
     /// The name in logs and traces.
     pub fn name(&self) -> &'static str {
         match self {
@@ -178,6 +198,9 @@ impl Op {
             // A hint about a set names its first lock.
             (Self::Acquire { tell, .. }, Vote::Held(Holding { at: 0, .. }))
             | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
+            (Self::Release { tell, .. }, Vote::Each(votes)) if votes.contains(&Vote::Released) => {
+                tell.as_ref()
+            }
             _ => None,
         }
     }
@@ -237,6 +260,9 @@ pub enum Vote {
     Found(Holding),
     /// The locks of a set that stand, in the order of [`Keys::each`]. See [`Holding::at`].
     FoundOfSet(Vec<Holding>),
+    /// The votes on an extension or a release of a set, about each of its locks, in the order of
+    /// [`Keys::each`].
+    Each(Vec<Vote>),
     /// No usable answer; the failure states whether the operation may have run.
     Failed(Failure),
 }
@@ -244,7 +270,11 @@ pub enum Vote {
 impl Vote {
     /// Whether the node granted, extended or released a lock.
     pub fn is_yes(&self) -> bool {
-        matches!(self, Self::Granted | Self::Extended { .. } | Self::Released)
+        match self {
+            Self::Granted | Self::Extended { .. } | Self::Released => true,
+            Self::Each(votes) => votes.iter().any(Self::is_yes),
+            _ => false,
+        }
     }
 
     /// The name in metrics and traces; a failure has the name of its reason.
@@ -259,6 +289,7 @@ impl Vote {
             Self::Missing => "missing",
             Self::FoundOfSet(stand) if stand.is_empty() => "missing",
             Self::Found(_) | Self::FoundOfSet(_) => "found",
+            Self::Each(_) => "each",
             Self::Failed(failure) => failure.reason.as_str(),
         }
     }
@@ -276,7 +307,8 @@ impl Vote {
         match self {
             Self::Yours(holding) | Self::Held(holding) | Self::Found(holding) => holding.at,
             Self::Granted | Self::Stale { .. } | Self::Extended { .. } => 0,
-            Self::Released | Self::Missing | Self::FoundOfSet(_) | Self::Failed(_) => 0,
+            Self::Released | Self::Missing | Self::FoundOfSet(_) => 0,
+            Self::Each(_) | Self::Failed(_) => 0,
         }
     }
 }

@@ -91,7 +91,7 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
         }
         Op::Acquire { keys, record, ttl, .. } => node.acquire(keys, record, *ttl),
         Op::Extend { keys, record, ttl, began_micros } => {
-            node.extend(keys, record, *ttl, *began_micros)
+            node.each(keys, |node, lock| node.extend(lock, record, *ttl, *began_micros))
         }
         Op::Repair { keys, record, ttl, began_micros } => {
             node.repair(keys, record, *ttl, *began_micros)
@@ -103,11 +103,15 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
             record,
             scope: ReleaseScope::HolderKeeping { life, began_micros },
             ..
-        } => node.keep_free(keys, record, *life, *began_micros),
-        Op::Release { keys, record, scope, .. } if keys.others.is_some() => {
-            node.release_set(keys, record, *scope)
+        } => node.each(keys, |node, lock| node.keep_free(lock, record, *life, *began_micros)),
+        Op::Release { keys, record, scope: ReleaseScope::Proposal, .. }
+            if keys.others.is_some() =>
+        {
+            node.undo_set(keys, record)
         }
-        Op::Release { keys, record, scope, .. } => node.release(keys, record, *scope),
+        Op::Release { keys, record, scope, .. } => {
+            node.each(keys, |node, lock| node.release(lock, record, *scope))
+        }
         Op::Inspect { keys } if keys.others.is_some() => node.inspect_set(keys),
         Op::Inspect { keys } => node.inspect(keys),
     };
@@ -180,40 +184,33 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         Ok(Vote::Granted)
     }
 
-    /// Releases every lock of a set. A failure is the vote, so that the release is sent again.
-    /// Otherwise the vote is `Released` if any lock was released.
-    ///
-    /// An undo of a grant leaves the whole set on this node if the grant was extended on one lock.
-    /// The extension shows that a repeated request of the same owner is confirming the set lock by
-    /// lock. Otherwise the undo would delete the other locks. The extended locks would stay until
-    /// their TTL ends, and no client would know their token.
-    #[cold]
-    fn release_set(
+    /// Runs an operation on each lock of a set. One lock does not depend on another.
+    #[inline]
+    fn each(
         &mut self,
         keys: &Keys,
-        record: &Record,
-        scope: ReleaseScope,
+        run: impl Fn(&mut Self, &Keys) -> Result<Vote, KeyError>,
     ) -> Result<Vote, KeyError> {
+        if keys.others.is_none() {
+            return run(self, keys);
+        }
+        let votes = keys.each().map(|lock| run(self, lock).unwrap_or_else(Vote::from));
+        Ok(Vote::Each(votes.collect()))
+    }
+
+    /// Undoes the grant of every lock of a set. A failure is the vote, so that the undo is sent
+    /// again. Otherwise the vote is `Released` if any lock was released.
+    #[cold]
+    fn undo_set(&mut self, keys: &Keys, record: &Record) -> Result<Vote, KeyError> {
         let rank = |vote: &Vote| match vote {
             Vote::Failed(_) => 2,
             Vote::Released => 1,
             _ => 0,
         };
-        let is_undo = scope == ReleaseScope::Proposal;
-        let rules = self.settings.rules;
-        if is_undo && rules.undo_is_exact && rules.confirmed_set_is_spared {
-            for (at, lock) in keys.each().enumerate() {
-                if let Ok(Some(value)) = self.space.get(&lock.lock)
-                    && value.starts_with(record.grant())
-                    && Record::foreign(value.clone()).is_extended()
-                {
-                    return Ok(Vote::Held(self.holding(lock, value)).of_lock(at));
-                }
-            }
-        }
         let mut first: Option<Vote> = None;
         for (at, lock) in keys.each().enumerate() {
-            let vote = self.release(lock, record, scope).unwrap_or_else(Vote::from).of_lock(at);
+            let vote = self.release(lock, record, ReleaseScope::Proposal);
+            let vote = vote.unwrap_or_else(Vote::from).of_lock(at);
             if first.as_ref().is_none_or(|first| rank(first) < rank(&vote)) {
                 first = Some(vote);
             }
@@ -661,8 +658,6 @@ safety_rules! {
     watermark_is_checked
     /// A node that refuses a lock of a set keeps none of the set's locks.
     refused_set_is_undone
-    /// The undo of a set spares all its locks if one of them was extended.
-    confirmed_set_is_spared
     /// The life that an extension or a time to hold sets counts from when it was asked for.
     lives_begin_when_asked
     /// A node refuses acquires, extensions and repairs unless the marker that admitted it stands.

@@ -44,7 +44,7 @@ pub struct RemoteNode {
     max_ttl: Duration,
     queue: mpsc::Sender<Job>,
     queued: Arc<Queued>,
-    /// How many operations may be in the queue.
+    /// How many locks the queue may have, counted once for each operation on them.
     limit: usize,
     status: watch::Receiver<NodeStatus>,
     bootstrap: Arc<Notify>,
@@ -58,8 +58,9 @@ pub struct RemoteNode {
 /// What is in the queue of a node.
 #[derive(Default)]
 struct Queued {
-    operations: AtomicUsize,
-    /// Releases that were submitted alone.
+    /// The operations. One on a set counts once for each of its locks.
+    locks: AtomicUsize,
+    /// Of these, the releases that were submitted alone.
     single_releases: AtomicUsize,
 }
 
@@ -70,15 +71,19 @@ enum Job {
 }
 
 impl Job {
-    fn operations(&self) -> usize {
+    fn locks(&self) -> usize {
+        let locks = |task: &Task| task.op.keys().count();
         match self {
-            Self::One(_) => 1,
-            Self::Several(tasks) => tasks.len(),
+            Self::One(task) => locks(task),
+            Self::Several(tasks) => tasks.iter().map(locks).sum(),
         }
     }
 
     fn single_releases(&self) -> usize {
-        usize::from(matches!(self, Self::One(task) if matches!(*task.op, Op::Release { .. })))
+        match self {
+            Self::One(task) if matches!(*task.op, Op::Release { .. }) => self.locks(),
+            Self::One(_) | Self::Several(_) => 0,
+        }
     }
 
     fn tasks(self) -> impl Iterator<Item = Task> {
@@ -98,8 +103,8 @@ impl Job {
 
 impl RemoteNode {
     /// Starts the worker; must be called on a tokio runtime. `limit` is how many operations may
-    /// wait. When so many wait, the node is too slow to be useful, so further operations are
-    /// refused at once.
+    /// wait. An operation on a set counts once for each of its locks. When so many wait, the node is
+    /// too slow to be useful, so further operations are refused at once.
     ///
     /// # Panics
     /// Panics if `limit` is 0.
@@ -121,7 +126,7 @@ impl RemoteNode {
         let max_ttl = eligibility.max_ttl();
         let call_deadline = settings.call_deadline;
         let driver = Driver::new(name.clone(), eligibility, settings, env, Instant::now());
-        // A job has an operation at least, so the channel never has more jobs than operations.
+        // A job has an operation at least, so the channel never has more jobs than that.
         let (queue, jobs) = mpsc::channel(limit);
         let queued = Arc::<Queued>::default();
         let status = driver.status();
@@ -168,14 +173,14 @@ impl RemoteNode {
         // half of the queue, so that they do not keep acquires out. A node never drops a late
         // release, and repeats those that failed.
         let is_acquire = matches!(&job, Job::One(task) if matches!(*task.op, Op::Acquire { .. }));
-        let (operations, releases) = (job.operations(), job.single_releases());
-        let before = self.queued.operations.fetch_add(operations, Ordering::Relaxed);
+        let (locks, releases) = (job.locks(), job.single_releases());
+        let before = self.queued.locks.fetch_add(locks, Ordering::Relaxed);
         let releases_before = self.queued.single_releases.fetch_add(releases, Ordering::Relaxed);
         let refused = if is_acquire && before >= self.limit - self.limit / 4 {
             Some((job, Reason::Overloaded, "the node's queue has no more room for acquires"))
         } else if releases > 0 && releases_before >= self.limit.div_ceil(2) {
             Some((job, Reason::Overloaded, "the node's queue has no more room for releases"))
-        } else if before > 0 && before + operations > self.limit {
+        } else if before > 0 && before + locks > self.limit {
             Some((job, Reason::Overloaded, "the node's queue is full"))
         } else {
             match self.queue.try_send(job) {
@@ -189,15 +194,15 @@ impl RemoteNode {
             }
         };
         if let Some((job, reason, detail)) = refused {
-            self.queued.leave(operations, releases);
+            self.queued.leave(locks, releases);
             job.fail(reason, detail);
         }
     }
 }
 
 impl Queued {
-    fn leave(&self, operations: usize, single_releases: usize) {
-        self.operations.fetch_sub(operations, Ordering::Relaxed);
+    fn leave(&self, locks: usize, single_releases: usize) {
+        self.locks.fetch_sub(locks, Ordering::Relaxed);
         self.single_releases.fetch_sub(single_releases, Ordering::Relaxed);
     }
 }
@@ -351,7 +356,7 @@ impl Worker {
 
     /// Passes a job from the queue to the driver.
     fn submit(&mut self, job: Job) {
-        self.queued.leave(job.operations(), job.single_releases());
+        self.queued.leave(job.locks(), job.single_releases());
         self.driver.submit(job.tasks());
     }
 

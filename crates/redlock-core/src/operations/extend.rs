@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::error::LockError;
@@ -37,16 +38,40 @@ impl Rounds {
         Self { began, prepared: PreparedRounds::new() }
     }
 
+    /// Prepares the extension of one lock, or of all locks of a set.
+    fn prepare(
+        &mut self,
+        shared: &Shared,
+        keys: Keys,
+        token: &LockToken,
+        ttl: Ttl,
+    ) -> OfEachLock<OneExtension> {
+        let began = self.began;
+        let repairs = shared.repairs.clone().map(|repairs| (repairs, began));
+        let record = Record::new(token, &Info::default());
+        let op = Op::Extend { keys, record, ttl, began_micros: began.wall_micros };
+        let limits = shared.round_limits(ttl);
+        let prepared = Round::prepare(shared.quorum, op, limits, &shared.env.observer, repairs);
+        let one =
+            |round: &Arc<Round>| OneExtension { token: *token, ttl, began, round: round.clone() };
+        let each = prepared.rounds().map(one).collect();
+        self.prepared.push(prepared);
+        each
+    }
+
     fn ask(self, shared: &Shared) {
         PreparedRound::ask_all(self.prepared, &shared.nodes);
     }
 }
 
+/// Something about each lock of a set. Most operations are on one lock.
+pub(crate) type OfEachLock<T> = SmallVec<[T; 1]>;
+
 /// The extension of a lock, or of every slot that its token has. All nodes have been asked.
 pub(crate) enum Extension {
     Refused(LockError),
     One(OneExtension),
-    Slots(SlotSet, Vec<OneExtension>),
+    Slots(SlotSet, OfEachLock<OneExtension>),
 }
 
 impl Extension {
@@ -88,22 +113,23 @@ impl Extension {
             return Self::Refused(error);
         }
         let keys = shared.keys_of_grant(std::slice::from_ref(name), token.slots());
-        match token.slots().count() {
-            0 | 1 => Self::One(OneExtension::prepare(shared, keys, token, ttl, rounds)),
-            _ => Self::Slots(token.slots(), prepare_each(shared, &keys, token, ttl, rounds)),
+        let mut each = rounds.prepare(shared, keys, token, ttl);
+        match each.len() {
+            1 => Self::One(each.remove(0)),
+            _ => Self::Slots(token.slots(), each),
         }
     }
 
     /// The lease. That of slots ends with the first of them.
     ///
     /// # Errors
-    /// If a slot is lost, the lease is lost with it. `on_unused` is then called for each slot that
-    /// this call has extended, because nobody will use it. It is called for no other slot: of
+    /// If a slot is lost, the lease is lost with it. `on_unused` is then called with the slots that
+    /// this call has extended, because nobody will use them. It is called with no other slot: of
     /// those, the token may be invented.
     pub(crate) async fn outcome(
         self,
         shared: &Shared,
-        on_unused: impl Fn(u16) + Send,
+        on_unused: impl Fn(SlotSet) + Send,
     ) -> Result<Lease, LockError> {
         match self {
             Self::Refused(error) => Err(error),
@@ -119,8 +145,8 @@ impl Extension {
 async fn outcome_of_slots(
     shared: &Shared,
     slots: SlotSet,
-    begun: Vec<OneExtension>,
-    on_unused: impl Fn(u16) + Send,
+    begun: OfEachLock<OneExtension>,
+    on_unused: impl Fn(SlotSet) + Send,
 ) -> Result<Lease, LockError> {
     let mut first: Option<Lease> = None;
     let (mut lost, mut unknown, mut extended) = (None, None, Vec::new());
@@ -137,7 +163,7 @@ async fn outcome_of_slots(
     }
     // A lost slot is certain. An unknown outcome is not.
     if let Some(lost) = lost {
-        extended.into_iter().for_each(on_unused);
+        SlotSet::new(extended).into_iter().for_each(on_unused);
         return Err(lost);
     }
     match (unknown, first) {
@@ -146,25 +172,25 @@ async fn outcome_of_slots(
     }
 }
 
-/// Extends each lock of a set by itself.
+/// Extends each lock of a set.
 pub(crate) async fn extend_each(
     shared: &Shared,
     keys: &Keys,
     token: &LockToken,
     ttl: Ttl,
-) -> Vec<(Keys, Result<Lease, LockError>)> {
+) -> OfEachLock<Result<Lease, LockError>> {
     let mut rounds = Rounds::begin(shared);
-    let begun = prepare_each(shared, keys, token, ttl, &mut rounds);
+    let begun = rounds.prepare(shared, keys.clone(), token, ttl);
     rounds.ask(shared);
-    let mut results = Vec::with_capacity(begun.len());
-    for (keys, one) in keys_of_each(keys).zip(begun) {
-        results.push((keys, one.outcome(shared).await));
+    let mut results = OfEachLock::with_capacity(begun.len());
+    for one in begun {
+        results.push(one.outcome(shared).await);
     }
     results
 }
 
-/// Extends one lock. In the same call, each node first gets the undo of the grant, which spares a
-/// grant that is marked as extended.
+/// Extends each lock of a set. In the same call, each node first gets the undo of the grant, which
+/// spares a lock that is marked as extended.
 ///
 /// # Errors
 /// A refusal is final only at a node that has carried out the undo. Any other node may still grant
@@ -175,9 +201,9 @@ pub(crate) async fn extend_after_undo(
     keys: &Keys,
     token: &LockToken,
     ttl: Ttl,
-) -> Result<Lease, LockError> {
+) -> OfEachLock<Result<Lease, LockError>> {
     let mut rounds = Rounds::begin(shared);
-    let one = OneExtension::prepare(shared, keys.clone(), token, ttl, &mut rounds);
+    let begun = rounds.prepare(shared, keys.clone(), token, ttl);
     let undo = Op::Release {
         keys: keys.clone(),
         record: Record::new(token, &Info::default()),
@@ -187,37 +213,27 @@ pub(crate) async fn extend_after_undo(
     let undo = shared.release_round(Arc::new(undo));
     let extension = rounds.prepared.pop().expect("one was prepared");
     let undo = undo.ask_before(&shared.nodes, ALL_NODES, extension);
-    let round = one.round.clone();
-    let result = one.outcome(shared).await;
-    if let Err(LockError::Lost | LockError::NotHolder(_)) = &result {
-        // A node's vote on the undo comes before its vote on the extension.
-        let undone = undo.read(<[_]>::to_vec);
-        let refused = round.read(<[_]>::to_vec);
-        let is_final = |(undone, refused): &(Option<Vote>, Option<Vote>)| {
-            !matches!(undone, None | Some(Vote::Failed(_)))
-                && matches!(refused, Some(Vote::Held(_) | Vote::Missing))
-        };
-        let refused = undone.into_iter().zip(refused).filter(is_final).count();
-        if refused < shared.quorum.blocking() {
-            return Err(LockError::Unknown(shared.reports(&round.outcome_of(Decision::Neither))));
+    let mut results = OfEachLock::with_capacity(begun.len());
+    for one in begun {
+        let round = one.round.clone();
+        let mut result = one.outcome(shared).await;
+        if let Err(LockError::Lost | LockError::NotHolder(_)) = &result {
+            // A node's vote on the undo comes before its vote on the extension.
+            let undone = undo.read(<[_]>::to_vec);
+            let refused = round.read(<[_]>::to_vec);
+            let is_final = |(undone, refused): &(Option<Vote>, Option<Vote>)| {
+                !matches!(undone, None | Some(Vote::Failed(_)))
+                    && matches!(refused, Some(Vote::Held(_) | Vote::Missing))
+            };
+            let refused = undone.into_iter().zip(refused).filter(is_final).count();
+            if refused < shared.quorum.blocking() {
+                let outcome = round.outcome_of(Decision::Neither);
+                result = Err(LockError::Unknown(shared.reports(&outcome)));
+            }
         }
+        results.push(result);
     }
-    result
-}
-
-fn prepare_each(
-    shared: &Shared,
-    keys: &Keys,
-    token: &LockToken,
-    ttl: Ttl,
-    rounds: &mut Rounds,
-) -> Vec<OneExtension> {
-    let prepare = |keys| OneExtension::prepare(shared, keys, token, ttl, rounds);
-    keys_of_each(keys).map(prepare).collect()
-}
-
-fn keys_of_each(keys: &Keys) -> impl Iterator<Item = Keys> {
-    keys.each().map(|keys| Keys { others: None, ..keys.clone() })
+    results
 }
 
 /// The extension of one lock or slot.
@@ -229,24 +245,6 @@ pub(crate) struct OneExtension {
 }
 
 impl OneExtension {
-    fn prepare(
-        shared: &Shared,
-        keys: Keys,
-        token: &LockToken,
-        ttl: Ttl,
-        rounds: &mut Rounds,
-    ) -> Self {
-        let began = rounds.began;
-        let repairs = shared.repairs.clone().map(|repairs| (repairs, began));
-        let record = Record::new(token, &Info::default());
-        let op = Op::Extend { keys, record, ttl, began_micros: began.wall_micros };
-        let limits = shared.round_limits(ttl);
-        let prepared = Round::prepare(shared.quorum, op, limits, &shared.env.observer, repairs);
-        let round = prepared.round().clone();
-        rounds.prepared.push(prepared);
-        Self { token: *token, ttl, began, round }
-    }
-
     async fn outcome(self, shared: &Shared) -> Result<Lease, LockError> {
         let Self { token, ttl, began, round } = self;
         let started = began.monotonic;

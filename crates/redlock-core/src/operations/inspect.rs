@@ -48,7 +48,8 @@ impl NodeView {
                 | Vote::Stale { .. }
                 | Vote::Extended { .. }
                 | Vote::Released
-                | Vote::FoundOfSet(_),
+                | Vote::FoundOfSet(_)
+                | Vote::Each(_),
             ) => Self::Failed(Failure::new(
                 Reason::Error,
                 Effect::None,

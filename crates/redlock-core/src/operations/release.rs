@@ -26,26 +26,11 @@ pub(crate) async fn release(
     name: &LockName,
     token: &LockToken,
 ) -> Result<(), LockError> {
-    if token.slots() == SlotSet::FIRST {
-        let round = begin_release(shared, waiters, (name, 1), token);
-        return released(shared, &round).await;
-    }
-    // Boxed, because an unboxed future would make every release larger.
-    Box::pin(release_slots(shared, waiters, name, token)).await
-}
-
-async fn release_slots(
-    shared: &Arc<Shared>,
-    waiters: &Waiters,
-    name: &LockName,
-    token: &LockToken,
-) -> Result<(), LockError> {
-    // All releases are sent before the first answer is awaited.
-    let rounds =
-        token.slots().iter().map(|slot| begin_release(shared, waiters, (name, slot), token));
-    let mut result = Ok(());
-    for round in rounds.collect::<Vec<_>>() {
-        result = worse(result, released(shared, &round).await);
+    let round = begin_release(shared, waiters, (name, token.slots()), token);
+    let mut result = released(shared, &round).await;
+    for other in round.others() {
+        // Boxed, because an unboxed future would make every release larger.
+        result = worse(result, Box::pin(released(shared, other)).await);
     }
     result
 }
@@ -61,18 +46,18 @@ fn worse(one: Result<(), LockError>, other: Result<(), LockError>) -> Result<(),
     if rank(&other) > rank(&one) { other } else { one }
 }
 
-/// Sends the release of one slot on behalf of its holder. Does not wait for the answer.
+/// Sends the release of some slots on behalf of their holder. Does not wait for the answers.
 pub(crate) fn begin_release(
     shared: &Arc<Shared>,
     waiters: &Waiters,
-    slot: (&LockName, u16),
+    (name, slots): (&LockName, SlotSet),
     token: &LockToken,
 ) -> Arc<Round> {
     match keeping(shared, token) {
-        None => release_and_hand_off(shared, waiters, slot, token, ReleaseScope::Holder),
+        None => release_and_hand_off(shared, waiters, (name, slots), token, ReleaseScope::Holder),
         // Nobody can have the lock yet, so it is handed to nobody.
         Some(life) => {
-            let keys = shared.keys_of_slot(slot);
+            let keys = shared.keys_of_grant(std::slice::from_ref(name), slots);
             let record = Record::new(token, &Info::default());
             let began_micros = shared.env.clock.wall_micros();
             let scope = ReleaseScope::HolderKeeping { life, began_micros };
@@ -154,7 +139,7 @@ pub(crate) async fn force_release(
     match tokens.max_by_key(LockToken::fencing) {
         Some(token) => {
             on_found(&by);
-            released(shared, &begin_release(shared, waiters, slot, &token)).await
+            released(shared, &begin_release(shared, waiters, only(slot), &token)).await
         }
         None => Err(LockError::NotHolder(by)),
     }
@@ -174,7 +159,7 @@ fn end_hold(
     let op = Op::Release { keys, record, scope: ReleaseScope::Holder, tell: None };
     shared.release_on(Arc::new(op), ALL_NODES);
     let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, grant.fencing());
-    (token, release_and_hand_off(shared, waiters, slot, &token, ReleaseScope::Holder))
+    (token, release_and_hand_off(shared, waiters, only(slot), &token, ReleaseScope::Holder))
 }
 
 /// The result of [`end_hold`]. The placeholders may be gone, or were on a minority beside the grant.
@@ -209,7 +194,7 @@ async fn release_kept_free(
     tokens.retain(|token| owners.insert(*token.owner()));
     on_found(&by);
     for token in &tokens {
-        match released(shared, &begin_release(shared, waiters, slot, token)).await {
+        match released(shared, &begin_release(shared, waiters, only(slot), token)).await {
             Ok(()) | Err(LockError::Lost) => {}
             Err(LockError::NotHolder(by)) if by.owner == Some(Owner::NOBODY) => {}
             Err(error) => return Err(error),
@@ -220,7 +205,7 @@ async fn release_kept_free(
         return Err(LockError::Unknown(shared.reports(outcome)));
     }
     let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
-    let round = release_and_hand_off(shared, waiters, slot, &token, ReleaseScope::Holder);
+    let round = release_and_hand_off(shared, waiters, only(slot), &token, ReleaseScope::Holder);
     round.outcome().await;
     let votes = round.votes_until(|_| false).await;
     let is_gone =
@@ -330,7 +315,7 @@ async fn begin_release_of_owner(
         }
         (None, None) => return Err(not_held(shared.quorum, &others)),
     };
-    let round = begin_release(shared, waiters, slot, &token);
+    let round = begin_release(shared, waiters, only(slot), &token);
     Ok((token, round))
 }
 
@@ -367,9 +352,8 @@ pub(crate) fn undo_grant(
     token: &LockToken,
 ) {
     let scope = ReleaseScope::Proposal;
-    let mut slots = token.slots().iter();
-    if let ([name], Some(slot), None) = (names, slots.next(), slots.next()) {
-        release_and_hand_off(shared, waiters, (name, slot), token, scope);
+    if let ([name], 1) = (names, token.slots().count()) {
+        release_and_hand_off(shared, waiters, (name, token.slots()), token, scope);
         return;
     }
     let keys = shared.keys_of_grant(names, token.slots());
@@ -397,26 +381,34 @@ fn hint_token(shared: &Shared, token: &LockToken) -> FencingToken {
     shared.tokens.mint().map_or(token.fencing(), |now| now.max(token.fencing()))
 }
 
-/// Releases a grant of one slot of a lock on all nodes. If the plan names a first waiter, the same
-/// call asks for the slot on behalf of that waiter. For a grant that was never returned to a
-/// client, `scope` is [`ReleaseScope::Proposal`].
+/// Only this slot.
+fn only((name, slot): (&LockName, u16)) -> (&LockName, SlotSet) {
+    (name, SlotSet::new([slot]).expect("a slot from 1 to 256"))
+}
+
+/// Releases a grant of some slots of a lock on all nodes. If the plan names a first waiter, the same
+/// call asks for one of the slots on behalf of that waiter. The others are left: a waiter that has
+/// got a slot lets the next one try. For a grant that was never returned to a client, `scope` is
+/// [`ReleaseScope::Proposal`].
 pub(crate) fn release_and_hand_off(
     shared: &Arc<Shared>,
     waiters: &Waiters,
-    (name, slot): (&LockName, u16),
+    (name, slots): (&LockName, SlotSet),
     token: &LockToken,
     scope: ReleaseScope,
 ) -> Arc<Round> {
-    let keys = shared.keys_of_slot((name, slot));
-    let queue = if slot == 1 { keys.lock.clone() } else { shared.keys(name).lock };
+    let keys = shared.keys_of_grant(std::slice::from_ref(name), slots);
+    let queue = if slots.has(1) { keys.lock.clone() } else { shared.keys(name).lock };
     let t = || hint_token(shared, token);
-    // A waiter that needs more than this slot tries by itself.
-    let fits = |first: &AcquireParams| first.fits_slot(slot);
+    // A waiter that needs more than one slot tries by itself.
+    let fitting = |first: &AcquireParams| slots.iter().find(|slot| first.fits_slot(*slot));
+    let fits = |first: &AcquireParams| fitting(first).is_some();
     let plan = waiters.plan_handoff(&queue, fits, t, || hints_arrive(shared));
     plan.carry_out(|first, hint| {
         let record = Record::new(token, &Info::default());
         let op = Arc::new(Op::Release { keys, record, scope, tell: hint });
-        let attempt = first.and_then(|first| Attempt::for_released(shared, first.clone(), slot));
+        let attempt =
+            first.and_then(|first| Attempt::for_released(shared, first.clone(), fitting(first)?));
         if let Some(mut attempt) = attempt {
             // If the attempt cannot be prepared, the waiter tries by itself, and can report the
             // error.

@@ -54,7 +54,7 @@ impl Repairs {
         Some(Arc::new(Repair {
             nodes: self.nodes.clone(),
             observer: self.observer.clone(),
-            keys: keys.clone(),
+            keys: Keys { others: None, ..keys.clone() },
             token,
             ttl: *ttl,
             began_micros: began.wall_micros,

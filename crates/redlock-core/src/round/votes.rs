@@ -293,7 +293,7 @@ pub(crate) fn answer(vote: Option<&Vote>) -> NodeAnswer {
     match vote {
         None => NodeAnswer::Pending,
         Some(Vote::Granted | Vote::Extended { .. } | Vote::Released) => NodeAnswer::Agreed,
-        Some(Vote::Found(_) | Vote::FoundOfSet(_)) => NodeAnswer::Agreed,
+        Some(Vote::Found(_) | Vote::FoundOfSet(_) | Vote::Each(_)) => NodeAnswer::Agreed,
         Some(Vote::Held(_)) => NodeAnswer::Refused("held by somebody else"),
         Some(Vote::Yours(_)) => NodeAnswer::Refused("held by another grant of this owner"),
         Some(Vote::Missing) => NodeAnswer::Refused("has no such lock"),

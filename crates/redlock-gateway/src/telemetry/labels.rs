@@ -97,6 +97,8 @@ pub(super) fn vote_index(vote: &Vote) -> usize {
         Vote::Missing => 6,
         Vote::FoundOfSet(stand) if stand.is_empty() => 6,
         Vote::Found(_) | Vote::FoundOfSet(_) => 7,
+        // A round counts its votes one by one.
+        Vote::Each(_) => 8 + Reason::Error as usize,
         Vote::Failed(Failure { reason, .. }) => 8 + *reason as usize,
     }
 }

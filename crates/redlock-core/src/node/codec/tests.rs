@@ -43,11 +43,8 @@ fn op() -> impl Strategy<Value = Op> {
     ];
     (0..5, keys, record(), ttl, tell, scope, any::<u64>()).prop_map(
         |(kind, keys, record, ttl, tell, scope, began_micros)| match kind {
-            // These have no form for a set.
-            1 | 2 if keys.others.is_some() => Op::Acquire { keys, record, ttl, tell },
-            3 if keys.others.is_some() && matches!(scope, ReleaseScope::HolderKeeping { .. }) => {
-                Op::Acquire { keys, record, ttl, tell }
-            }
+            // A repair has no form for a set.
+            2 if keys.others.is_some() => Op::Acquire { keys, record, ttl, tell },
             0 => Op::Acquire { keys, record, ttl, tell },
             1 => Op::Extend { keys, record, ttl, began_micros },
             2 => Op::Repair { keys, record, ttl, began_micros },
@@ -90,6 +87,18 @@ fn packed(ops: &[Op]) -> Vec<u8> {
 }
 
 fn vote() -> impl Strategy<Value = Vote> {
+    let each = vec(vote_on_one(), 0..4).prop_map(Vote::Each);
+    prop_oneof![9 => any_vote(), 1 => each]
+}
+
+/// A vote about one lock. It names no place in a set.
+fn vote_on_one() -> impl Strategy<Value = Vote> {
+    any_vote().prop_filter("on one lock", |vote| {
+        vote.lock_of_set() == 0 && !matches!(vote, Vote::FoundOfSet(_))
+    })
+}
+
+fn any_vote() -> impl Strategy<Value = Vote> {
     let time = || (0..86_400_000u64).prop_map(Duration::from_millis);
     let holding = (vec(any::<u8>(), 0..300), prop::option::of(time()), any::<u8>()).prop_map(
         |(value, expires_in, at)| Holding { record: Record::foreign(value.into()), expires_in, at },

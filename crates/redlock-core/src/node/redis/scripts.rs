@@ -24,7 +24,7 @@ pub(super) fn all_on(rules: SafetyRules) -> bool {
     switches(rules).into_iter().all(|(_, on)| on)
 }
 
-fn switches(rules: SafetyRules) -> [(&'static str, bool); 10] {
+fn switches(rules: SafetyRules) -> [(&'static str, bool); 9] {
     [
         ("RULE_LOCK_IS_KEPT", rules.lock_is_kept),
         ("RULE_RELEASE_LEAVES_A_TOMBSTONE", rules.release_leaves_a_tombstone),
@@ -34,7 +34,6 @@ fn switches(rules: SafetyRules) -> [(&'static str, bool); 10] {
         ("RULE_WATERMARK_IS_CHECKED", rules.watermark_is_checked),
         ("RULE_MARKER_IS_CHECKED", rules.marker_is_checked),
         ("RULE_REFUSED_SET_IS_UNDONE", rules.refused_set_is_undone),
-        ("RULE_CONFIRMED_SET_IS_SPARED", rules.confirmed_set_is_spared),
         ("RULE_LIVES_BEGIN_WHEN_ASKED", rules.lives_begin_when_asked),
     ]
 }

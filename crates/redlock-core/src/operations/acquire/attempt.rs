@@ -11,15 +11,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
-
 use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Decision;
 use crate::model::slots::SlotSet;
 use crate::model::types::{FencingToken, Info, LockToken, Nonce, Owner, Ttl};
 use crate::model::validity::Lease;
 use crate::node::{Hint, Holding, Keys, Op, Reason, Record, ReleaseScope, Vote};
-use crate::operations::extend;
+use crate::operations::extend::{self, OfEachLock};
 use crate::operations::slots::{Choice, SlottedLock};
 use crate::round::votes::{
     OwnGrant, can_hold, copies_of, count, held_by, held_or_asked_for_by, is_split, may_be_split,
@@ -650,7 +648,7 @@ impl Drop for Attempt {
     }
 }
 
-/// Extends the grant, lock by lock. Releases each lock on which the grant can no longer have a
+/// Extends the grant on each lock. Releases each lock on which the grant can no longer have a
 /// majority, because this extension may have marked it as extended on some nodes. The undo by the
 /// grant's own request spares a grant with that mark.
 ///
@@ -669,22 +667,23 @@ async fn extend_or_release(
     keys: &Keys,
     grant: &LockToken,
     ttl: Ttl,
-) -> Vec<Result<Lease, LockError>> {
+) -> OfEachLock<Result<Lease, LockError>> {
     let is_lost = |result: &_| matches!(result, Err(LockError::Lost | LockError::NotHolder(_)));
     let extended = extend::extend_each(shared, keys, grant, ttl).await;
-    let results = extended.into_iter().map(|(keys, extended)| async move {
-        if !is_lost(&extended) {
-            return extended;
-        }
-        let extended = extend::extend_after_undo(shared, &keys, grant, ttl).await;
-        if is_lost(&extended) {
-            let record = Record::new(grant, &Info::default());
-            let scope = ReleaseScope::Grant;
-            shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES);
-        }
-        extended
-    });
-    join_all(results).await
+    if !extended.iter().any(is_lost) {
+        return extended;
+    }
+    let again = extend::extend_after_undo(shared, keys, grant, ttl).await;
+    let both = extended.into_iter().zip(again);
+    let extended = both.map(|(first, again)| if is_lost(&first) { again } else { first });
+    let extended: OfEachLock<_> = extended.collect();
+    for (keys, _) in keys.each().zip(&extended).filter(|(_, extended)| is_lost(extended)) {
+        let keys = Keys { others: None, ..keys.clone() };
+        let record = Record::new(grant, &Info::default());
+        let scope = ReleaseScope::Grant;
+        shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES);
+    }
+    extended
 }
 
 fn stale_watermarks(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
