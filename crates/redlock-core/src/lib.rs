@@ -155,6 +155,7 @@ pub use operations::acquire::{AcquireOptions, OwnerChoice};
 pub use operations::inspect::{Inspection, NodeView};
 pub use operations::list::{InvalidCursor, ListCursor, LockPage};
 pub use redlock::Redlock;
+pub use round::pending_releases::ReleaseAccount;
 pub use round::votes::LockState;
 pub use settings::{Env, Settings, SettingsError};
 pub use wait::order::{Priority, QueueMode};

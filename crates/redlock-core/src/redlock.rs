@@ -24,6 +24,7 @@ use crate::operations::extend::Extension;
 use crate::operations::inspect::{self, Inspection};
 use crate::operations::list::{self, ListCursor, ListParams, LockPage};
 use crate::operations::release;
+use crate::round::pending_releases::ReleaseAccount;
 use crate::settings::{Env, Settings, SettingsError};
 use crate::shared::Shared;
 use crate::wait::places::PlacePermit;
@@ -38,6 +39,7 @@ const MAX_LISTING: Duration = Duration::from_secs(3600);
 pub struct Redlock {
     shared: Arc<Shared>,
     waiters: Arc<Waiters>,
+    client: ReleaseAccount,
 }
 
 impl Redlock {
@@ -55,7 +57,20 @@ impl Redlock {
             Arc::new(WaitRegistry::new(&shared.settings, &shared.env, shared.fairness.clone()));
         let listener: Arc<dyn Listener> = waiters.clone();
         shared.nodes.iter().for_each(|node| node.listen(Arc::downgrade(&listener)));
-        Ok(Self { shared, waiters })
+        Ok(Self { shared, waiters, client: ReleaseAccount::default() })
+    }
+
+    /// The same locks, for the requests of one client. A release that a node fails to confirm stays
+    /// pending for that node. The locks whose release is pending count for this client, and each
+    /// client may have as many as are still free. Beyond that, a release is not repeated, and the
+    /// lock stays on that node until its TTL ends.
+    #[must_use]
+    pub fn of_client(&self, client: &ReleaseAccount) -> Self {
+        Self { client: client.clone(), ..self.clone() }
+    }
+
+    fn caller(&self) -> release::Caller<'_> {
+        release::Caller { waiters: &self.waiters, client: &self.client }
     }
 
     /// Tries to get the lock, and does not wait if somebody holds it. Contenders may split the
@@ -73,7 +88,7 @@ impl Redlock {
         ttl: Ttl,
         options: AcquireOptions,
     ) -> Result<Lease, LockError> {
-        let params = AcquireParams::of_lock(&self.shared, name, ttl, options)?;
+        let params = AcquireParams::of_lock(&self.shared, name, ttl, options, self.client.clone())?;
         let place = self.place_of(&params);
         let result = acquire::acquire(&self.shared, params, None).await;
         if let (Ok(_), Some((lock, owner))) = (&result, place) {
@@ -102,7 +117,7 @@ impl Redlock {
     ) -> Result<Lease, LockError> {
         acquire::acquire(
             &self.shared,
-            AcquireParams::of_lock(&self.shared, name, ttl, options)?,
+            AcquireParams::of_lock(&self.shared, name, ttl, options, self.client.clone())?,
             Some(policy),
         )
         .await
@@ -135,7 +150,7 @@ impl Redlock {
         on_wait: impl FnOnce() -> Result<T, LockError> + Send,
     ) -> Result<Lease, LockError> {
         let line = (options.priority, options.queue);
-        let params = AcquireParams::of_lock(&self.shared, name, ttl, options)?;
+        let params = AcquireParams::of_lock(&self.shared, name, ttl, options, self.client.clone())?;
         acquire::acquire_within(&self.shared, &self.waiters, params, line, patience, on_wait).await
     }
 
@@ -167,6 +182,7 @@ impl Redlock {
             None,
             ttl,
             options,
+            self.client.clone(),
         )?;
         let Some(patience) = patience else {
             return acquire::acquire(&self.shared, params, None).await;
@@ -263,7 +279,7 @@ impl Redlock {
 
     /// Releases slots of a lease that has lost another slot.
     fn release_unused(&self, name: &LockName, slots: SlotSet, token: &LockToken) {
-        release::begin_release(&self.shared, &self.waiters, (name, slots), token);
+        release::begin_release(&self.shared, self.caller(), (name, slots), token);
     }
 
     /// Releases a lock, or all slots that the token names. Returns when a majority has released it.
@@ -279,7 +295,7 @@ impl Redlock {
         if *token.owner() == Owner::NOBODY {
             return Err(LockError::Lost);
         }
-        release::release(&self.shared, &self.waiters, name, token).await
+        release::release(&self.shared, self.caller(), name, token).await
     }
 
     /// Releases every grant of an owner, for a client that never received the token. Returns a
@@ -300,7 +316,7 @@ impl Redlock {
             return Err(LockError::Lost);
         }
         self.waiters.give_up(&self.shared.keys(name).lock, owner);
-        release::release_owner(&self.shared, &self.waiters, (name, 1), owner).await
+        release::release_owner(&self.shared, self.caller(), (name, 1), owner).await
     }
 
     /// The same for a lock with `slots` slots: releases every grant of the owner on any of them.
@@ -319,7 +335,7 @@ impl Redlock {
         }
         self.waiters.give_up(&self.shared.keys(name).lock, owner);
         let lock = (name, slots.count());
-        release::release_owner_of_slots(&self.shared, &self.waiters, lock, owner).await
+        release::release_owner_of_slots(&self.shared, self.caller(), lock, owner).await
     }
 
     /// Releases a lock whoever holds it. The former holder learns of the release only when it
@@ -351,7 +367,7 @@ impl Redlock {
         slot: u16,
         on_found: impl FnOnce(&HeldBy) + Send,
     ) -> Result<(), LockError> {
-        release::force_release(&self.shared, &self.waiters, (name, slot), on_found).await
+        release::force_release(&self.shared, self.caller(), (name, slot), on_found).await
     }
 
     /// Undoes a grant that nobody will use, because the answer could not be delivered to the
@@ -361,7 +377,7 @@ impl Redlock {
     /// confirmed, by extending it, is left alone too. `names` is the lock, or all locks of the set.
     pub fn abandon(&self, names: &[LockName], lease: &Lease) {
         if !lease.replayed {
-            release::undo_grant(&self.shared, &self.waiters, names, &lease.token);
+            release::undo_grant(&self.shared, self.caller(), names, &lease.token);
         }
     }
 
@@ -369,7 +385,7 @@ impl Redlock {
         let token = &lease.token;
         let scope = ReleaseScope::Holder;
         let slots = (name, token.slots());
-        release::release_and_hand_off(&self.shared, &self.waiters, slots, token, scope);
+        release::release_and_hand_off(&self.shared, self.caller(), slots, token, scope);
     }
 
     /// Reads a lock without changing it.

@@ -19,7 +19,7 @@ use futures_util::task::AtomicWaker;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use self::pending_releases::PendingReleases;
+use self::pending_releases::{PendingReleases, ReleaseAccount};
 use self::repair::{Began, Repair, Repairs};
 use crate::model::quorum::{Decision, Quorum, Tally};
 use crate::node::{
@@ -51,8 +51,8 @@ pub(crate) struct Round {
     not_after: Instant,
     observer: Arc<dyn Observer>,
     trace: Option<Box<dyn RoundTrace>>,
-    /// Keeps a release that a node failed to answer, to retry it.
-    pending: Option<Arc<PendingReleases>>,
+    /// Keeps a release that a node failed to answer, to retry it, in the share of this client.
+    pending: Option<(Arc<PendingReleases>, ReleaseAccount)>,
     /// Whether a release is also retried on a node that refuses its T as too far ahead of the
     /// node's clock.
     owe_clock: bool,
@@ -91,6 +91,7 @@ impl Ballot {
 struct Abandoned {
     undo: Arc<Op>,
     pending: Arc<PendingReleases>,
+    client: ReleaseAccount,
 }
 
 /// Whether an acquire with this vote may have set the lock.
@@ -196,11 +197,15 @@ impl Round {
         op: Arc<Op>,
         (limits, life): (RoundLimits, Duration),
         observer: &Arc<dyn Observer>,
-        pending: &Arc<PendingReleases>,
+        (pending, client): (&Arc<PendingReleases>, &ReleaseAccount),
         owe_clock: bool,
     ) -> PreparedRound {
         let round = Self::of_each(op, |op| Self::open(quorum, op, (limits, life), observer));
-        PreparedRound(Arc::new(Self { pending: Some(pending.clone()), owe_clock, ..round }))
+        PreparedRound(Arc::new(Self {
+            pending: Some((pending.clone(), client.clone())),
+            owe_clock,
+            ..round
+        }))
     }
 
     /// The round of an operation. If nodes vote on each lock of a set, it is about the first lock,
@@ -268,7 +273,7 @@ impl Round {
         if let Some(trace) = &self.trace {
             trace.asked(node);
         }
-        if let Some(pending) = &self.pending {
+        if let Some((pending, _)) = &self.pending {
             pending.began();
         }
         Task {
@@ -384,7 +389,12 @@ impl Round {
     /// that have granted it already or may have: the caller sends the undo to these. A node without
     /// a vote gets the undo when its vote arrives. An undo sent earlier would leave a tombstone
     /// even on a node that refuses the acquire.
-    pub(crate) fn abandon(&self, undo: Arc<Op>, pending: Arc<PendingReleases>) -> u32 {
+    pub(crate) fn abandon(
+        &self,
+        undo: Arc<Op>,
+        pending: Arc<PendingReleases>,
+        client: ReleaseAccount,
+    ) -> u32 {
         let mut ballot = self.lock();
         let mut due = 0;
         for (index, vote) in ballot.votes.iter().enumerate() {
@@ -394,7 +404,7 @@ impl Round {
                 Some(vote) => due |= u32::from(may_have_granted(vote)) << index,
             }
         }
-        ballot.undo = Some(Abandoned { undo, pending });
+        ballot.undo = Some(Abandoned { undo, pending, client });
         due
     }
 
@@ -426,12 +436,12 @@ impl Voter for Round {
 impl Round {
     /// Keeps a release that the node failed to carry out, on any lock.
     fn note_pending(&self, node: usize, votes: &[Vote]) {
-        let Some(pending) = &self.pending else { return };
+        let Some((pending, client)) = &self.pending else { return };
         let owed = |vote: &Vote| match vote {
             Vote::Failed(failure) => failure.reason != Reason::Clock || self.owe_clock,
             _ => false,
         };
-        pending.ended(votes.iter().any(owed).then_some((node, &self.op)));
+        pending.ended(votes.iter().any(owed).then_some((node, &self.op, client)));
     }
 
     fn count(&self, node: usize, vote: Vote) {
@@ -441,7 +451,8 @@ impl Round {
         }
         let mut ballot = self.lock();
         let undo = ballot.undo.as_ref().map(|abandoned| {
-            (abandoned.pending.clone(), may_have_granted(&vote).then(|| abandoned.undo.clone()))
+            let undo = may_have_granted(&vote).then(|| abandoned.undo.clone());
+            (abandoned.pending.clone(), undo, abandoned.client.clone())
         });
         let missing = is_repairable(&vote);
         ballot.votes[node] = Some(vote);
@@ -477,9 +488,9 @@ impl Round {
             _ => None,
         };
         drop(ballot);
-        if let Some((pending, undo)) = undo {
+        if let Some((pending, undo, client)) = undo {
             if let Some(undo) = undo {
-                pending.release(node, undo);
+                pending.release(node, undo, client);
             }
             pending.ended(None);
         }

@@ -14,7 +14,7 @@ use crate::model::slots::SlotSet;
 use crate::model::types::{LockName, LockToken, Ttl};
 use crate::model::validity::{self, Lease};
 use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
-use crate::round::pending_releases::PendingReleases;
+use crate::round::pending_releases::{PendingReleases, ReleaseAccount};
 use crate::round::repair::Repairs;
 use crate::round::times::RoundTimes;
 use crate::round::votes::{self, can_hold, holds};
@@ -174,12 +174,12 @@ impl Shared {
     }
 
     /// Sends a release to the nodes whose bit is set.
-    pub(crate) fn release_on(&self, op: Arc<Op>, mask: u32) -> Arc<Round> {
-        self.release_round(op).ask(&self.nodes, mask)
+    pub(crate) fn release_on(&self, op: Arc<Op>, mask: u32, client: &ReleaseAccount) -> Arc<Round> {
+        self.release_round(op, client).ask(&self.nodes, mask)
     }
 
     /// A release that is not sent yet.
-    pub(crate) fn release_round(&self, op: Arc<Op>) -> PreparedRound {
+    pub(crate) fn release_round(&self, op: Arc<Op>, client: &ReleaseAccount) -> PreparedRound {
         // A node grants a T up to max_clock_skew ahead of its clock, but sets a tombstone only for
         // a T up to half of that ahead. So the release of a T in between fails at first, and stays
         // pending until the node's clock has come closer to T. No node has granted a T further
@@ -197,7 +197,7 @@ impl Shared {
             op,
             limits,
             &self.env.observer,
-            &self.pending,
+            (&self.pending, client),
             owe_clock,
         )
     }

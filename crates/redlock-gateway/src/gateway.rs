@@ -352,12 +352,13 @@ impl Gateway {
                 Target::Lock(_) | Target::Set(_) => None,
             },
         };
+        let locks = self.locks.of_client(&client.pending_releases);
         let result = match wait {
             None => match &target {
-                Target::Lock(_) | Target::Slots(..) => self.locks.acquire(name, ttl, options).await,
+                Target::Lock(_) | Target::Slots(..) => locks.acquire(name, ttl, options).await,
                 // Boxed, because an unboxed future would make the future of every request larger.
                 Target::Set(set) => {
-                    Box::pin(self.locks.acquire_set(set, ttl, options, None, |_| Ok(()))).await
+                    Box::pin(locks.acquire_set(set, ttl, options, None, |_| Ok(()))).await
                 }
             },
             Some(patience) => {
@@ -382,10 +383,7 @@ impl Gateway {
                             let kept = kept.flatten();
                             Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
                         };
-                        return self
-                            .locks
-                            .acquire_within(name, ttl, options, patience, waits)
-                            .await;
+                        return locks.acquire_within(name, ttl, options, patience, waits).await;
                     };
                     let waits = |at: usize| {
                         // The permit for the queue before is given back first.
@@ -399,7 +397,7 @@ impl Gateway {
                         in_flight.wait();
                         Ok(())
                     };
-                    Box::pin(self.locks.acquire_set(set, ttl, options, Some(patience), waits)).await
+                    Box::pin(locks.acquire_set(set, ttl, options, Some(patience), waits)).await
                 });
                 tokio::select! {
                     // Biased: the drain and the hang-up are checked first. During a drain all
@@ -437,7 +435,7 @@ impl Gateway {
                 }
             }
             let guard = GrantGuard {
-                locks: self.locks.clone(),
+                locks,
                 memory: self.memory.clone(),
                 watches: self.watches.clone(),
                 client,
@@ -511,7 +509,8 @@ impl Gateway {
             let error = contradiction.unwrap_or(too_long);
             return self.extended(name, token, Err(error), client);
         }
-        let result = self.locks.extend(name, &token.known, ttl).await;
+        let locks = self.locks.of_client(&client.pending_releases);
+        let result = locks.extend(name, &token.known, ttl).await;
         if let Ok(lease) = &result {
             self.in_flight.record_round(self.locks.elapsed(lease));
         }
@@ -532,11 +531,12 @@ impl Gateway {
         let allowed = leases.iter().zip(&too_long).filter(|(_, too_long)| too_long.is_none());
         let asked: Vec<_> = allowed.map(|((name, token), _)| (name, &token.known)).collect();
         let first = leases.iter().zip(&too_long).find(|(_, too_long)| too_long.is_some());
+        let locks = self.locks.of_client(&client.pending_releases);
         let (results, contradiction) = match first {
-            None => (self.locks.extend_many(&asked, ttl).await, None),
+            None => (locks.extend_many(&asked, ttl).await, None),
             // The others do not wait for that question.
             Some(((name, _), _)) => tokio::join!(
-                self.locks.extend_many(&asked, ttl),
+                locks.extend_many(&asked, ttl),
                 Box::pin(self.locks.clock_contradiction(name)),
             ),
         };
@@ -592,7 +592,8 @@ impl Gateway {
         let terms = self.memory.terms(&self.locks);
         let release = self.within_share(client.begin_release(&names, terms))?;
         let kept_for = self.locks.kept_for(&token.known);
-        let result = self.locks.release(name, &token.known).await;
+        let locks = self.locks.of_client(&client.pending_releases);
+        let result = locks.release(name, &token.known).await;
         if result.is_ok() {
             let (slots, fencing) = (token.known.slots(), Some(token.known.fencing()));
             self.watches.ended(name, slots, fencing, token.is_forced);
@@ -630,12 +631,13 @@ impl Gateway {
         let release = self.within_share(client.begin_release(&names, terms))?;
         let owner = tokens::owner_of_key(&self.cluster, target, principal, idempotency_key);
         self.deferred.cancel(&owner);
+        let locks = self.locks.of_client(&client.pending_releases);
         let released = match target {
             Target::Slots(_, slots) => {
                 // Boxed, because an unboxed future would make the future of every request larger.
-                Box::pin(self.locks.release_owner_of_slots(name, *slots, &owner)).await
+                Box::pin(locks.release_owner_of_slots(name, *slots, &owner)).await
             }
-            Target::Lock(_) | Target::Set(_) => self.locks.release_owner(name, &owner).await,
+            Target::Lock(_) | Target::Set(_) => locks.release_owner(name, &owner).await,
         };
         let result = released.map(|_| ());
         self.watches.read_soon(name);

@@ -24,6 +24,7 @@ use crate::model::types::{Info, LockName, Owner, Ttl};
 use crate::model::validity::Lease;
 use crate::node::Keys;
 use crate::operations::slots::SlottedLock;
+use crate::round::pending_releases::ReleaseAccount;
 use crate::shared::Shared;
 use crate::wait::WaitRegistry;
 use crate::wait::order::{Priority, QueueMode};
@@ -81,6 +82,7 @@ impl AcquireParams {
         slotted: Option<Arc<SlottedLock>>,
         ttl: Ttl,
         options: AcquireOptions,
+        client: ReleaseAccount,
     ) -> Result<Self, LockError> {
         shared.check_ttl(ttl)?;
         let AcquireOptions { info, owner: choice, hold_at_least, max_hold, .. } = options;
@@ -106,6 +108,7 @@ impl AcquireParams {
             max_hold,
             info,
             ttl,
+            client,
         })
     }
 
@@ -115,9 +118,10 @@ impl AcquireParams {
         name: &LockName,
         ttl: Ttl,
         options: AcquireOptions,
+        client: ReleaseAccount,
     ) -> Result<Self, LockError> {
         let slotted = options.slots.and_then(|slots| SlottedLock::new(shared, name, slots));
-        Self::new(shared, shared.keys(name), slotted.map(Arc::new), ttl, options)
+        Self::new(shared, shared.keys(name), slotted.map(Arc::new), ttl, options, client)
     }
 }
 

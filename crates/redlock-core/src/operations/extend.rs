@@ -16,6 +16,7 @@ use crate::model::slots::SlotSet;
 use crate::model::types::{Info, LockName, LockToken, Owner, Ttl};
 use crate::model::validity::Lease;
 use crate::node::{Keys, Op, Record, ReleaseScope, Vote};
+use crate::round::pending_releases::ReleaseAccount;
 use crate::round::repair::Began;
 use crate::round::votes::not_held;
 use crate::round::{PreparedRound, PreparedRounds, Round};
@@ -201,6 +202,7 @@ pub(crate) async fn extend_after_undo(
     keys: &Keys,
     token: &LockToken,
     ttl: Ttl,
+    client: &ReleaseAccount,
 ) -> OfEachLock<Result<Lease, LockError>> {
     let mut rounds = Rounds::begin(shared);
     let begun = rounds.prepare(shared, keys.clone(), token, ttl);
@@ -210,7 +212,7 @@ pub(crate) async fn extend_after_undo(
         scope: ReleaseScope::Proposal,
         tell: None,
     };
-    let undo = shared.release_round(Arc::new(undo));
+    let undo = shared.release_round(Arc::new(undo), client);
     let extension = rounds.prepared.pop().expect("one was prepared");
     let undo = undo.ask_before(&shared.nodes, ALL_NODES, extension);
     let mut results = OfEachLock::with_capacity(begun.len());

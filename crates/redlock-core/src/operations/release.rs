@@ -12,6 +12,7 @@ use crate::model::slots::SlotSet;
 use crate::model::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner, Ttl};
 use crate::node::{Holding, Op, Record, ReleaseScope, Vote};
 use crate::operations::acquire::{AcquireParams, Attempt, Waiters};
+use crate::round::pending_releases::ReleaseAccount;
 use crate::round::votes::{
     LockState, agreeing, count, found, held_by, may_be_held, not_held, released_grant, same_owner,
     unheard, without,
@@ -19,14 +20,21 @@ use crate::round::votes::{
 use crate::round::{Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 
+/// Who releases, and who waits for it.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller<'a> {
+    pub(crate) waiters: &'a Waiters,
+    pub(crate) client: &'a ReleaseAccount,
+}
+
 /// Releases every slot that the token has.
 pub(crate) async fn release(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     name: &LockName,
     token: &LockToken,
 ) -> Result<(), LockError> {
-    let round = begin_release(shared, waiters, (name, token.slots()), token);
+    let round = begin_release(shared, caller, (name, token.slots()), token);
     let mut result = released(shared, &round).await;
     for other in round.others() {
         // Boxed, because an unboxed future would make every release larger.
@@ -49,19 +57,20 @@ fn worse(one: Result<(), LockError>, other: Result<(), LockError>) -> Result<(),
 /// Sends the release of some slots on behalf of their holder. Does not wait for the answers.
 pub(crate) fn begin_release(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     (name, slots): (&LockName, SlotSet),
     token: &LockToken,
 ) -> Arc<Round> {
     match keeping(shared, token) {
-        None => release_and_hand_off(shared, waiters, (name, slots), token, ReleaseScope::Holder),
+        None => release_and_hand_off(shared, caller, (name, slots), token, ReleaseScope::Holder),
         // Nobody can have the lock yet, so it is handed to nobody.
         Some(life) => {
             let keys = shared.keys_of_grant(std::slice::from_ref(name), slots);
             let record = Record::new(token, &Info::default());
             let began_micros = shared.env.clock.wall_micros();
             let scope = ReleaseScope::HolderKeeping { life, began_micros };
-            shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES)
+            let op = Op::Release { keys, record, scope, tell: None };
+            shared.release_on(Arc::new(op), ALL_NODES, caller.client)
         }
     }
 }
@@ -102,7 +111,7 @@ pub(crate) fn keeping(shared: &Shared, token: &LockToken) -> Option<Ttl> {
 /// `on_found` is called with the holder that was found, before any release is sent to the nodes.
 pub(crate) async fn force_release(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     slot: (&LockName, u16),
     on_found: impl FnOnce(&HeldBy) + Send,
 ) -> Result<(), LockError> {
@@ -112,7 +121,7 @@ pub(crate) async fn force_release(
     let outcome = round.outcome().await;
     if let Some(grant) = released_grant(shared.quorum, &outcome.votes) {
         on_found(&held_by(shared.quorum, &outcome.votes));
-        let (_, round) = end_hold(shared, waiters, slot, &grant);
+        let (_, round) = end_hold(shared, caller, slot, &grant);
         return hold_ended(released(shared, &round).await);
     }
     let keeps_free = |holding: &&Holding| holding.record.is_placeholder();
@@ -123,7 +132,7 @@ pub(crate) async fn force_release(
     let state = LockState::of(shared.quorum, outcome.decision, &outcome.votes);
     let is_held = matches!(&state, LockState::Held(by) if by.owner != Some(Owner::NOBODY));
     if let (Some(t), false) = (kept_free, is_held) {
-        return release_kept_free(shared, waiters, slot, &outcome, t, on_found).await;
+        return release_kept_free(shared, caller, slot, &outcome, t, on_found).await;
     }
     let by = match state {
         LockState::Held(by) => by,
@@ -139,7 +148,7 @@ pub(crate) async fn force_release(
     match tokens.max_by_key(LockToken::fencing) {
         Some(token) => {
             on_found(&by);
-            released(shared, &begin_release(shared, waiters, only(slot), &token)).await
+            released(shared, &begin_release(shared, caller, only(slot), &token)).await
         }
         None => Err(LockError::NotHolder(by)),
     }
@@ -150,16 +159,16 @@ pub(crate) async fn force_release(
 /// answers.
 fn end_hold(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     slot: (&LockName, u16),
     grant: &LockToken,
 ) -> (LockToken, Arc<Round>) {
     let keys = shared.keys_of_slot(slot);
     let record = Record::new(grant, &Info::default());
     let op = Op::Release { keys, record, scope: ReleaseScope::Holder, tell: None };
-    shared.release_on(Arc::new(op), ALL_NODES);
+    shared.release_on(Arc::new(op), ALL_NODES, caller.client);
     let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, grant.fencing());
-    (token, release_and_hand_off(shared, waiters, only(slot), &token, ReleaseScope::Holder))
+    (token, release_and_hand_off(shared, caller, only(slot), &token, ReleaseScope::Holder))
 }
 
 /// The result of [`end_hold`]. The placeholders may be gone, or were on a minority beside the grant.
@@ -176,7 +185,7 @@ fn hold_ended(result: Result<(), LockError>) -> Result<(), LockError> {
 /// answer may still store that grant.
 async fn release_kept_free(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     slot: (&LockName, u16),
     outcome: &RoundOutcome,
     t: FencingToken,
@@ -194,7 +203,7 @@ async fn release_kept_free(
     tokens.retain(|token| owners.insert(*token.owner()));
     on_found(&by);
     for token in &tokens {
-        match released(shared, &begin_release(shared, waiters, only(slot), token)).await {
+        match released(shared, &begin_release(shared, caller, only(slot), token)).await {
             Ok(()) | Err(LockError::Lost) => {}
             Err(LockError::NotHolder(by)) if by.owner == Some(Owner::NOBODY) => {}
             Err(error) => return Err(error),
@@ -205,7 +214,7 @@ async fn release_kept_free(
         return Err(LockError::Unknown(shared.reports(outcome)));
     }
     let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
-    let round = release_and_hand_off(shared, waiters, only(slot), &token, ReleaseScope::Holder);
+    let round = release_and_hand_off(shared, caller, only(slot), &token, ReleaseScope::Holder);
     round.outcome().await;
     let votes = round.votes_until(|_| false).await;
     let is_gone =
@@ -235,7 +244,7 @@ const MOST_RELEASES: u32 = 3;
 /// old, so a release with a new T follows.
 pub(crate) async fn release_owner(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     slot: (&LockName, u16),
     owner: &Owner,
 ) -> Result<FencingToken, LockError> {
@@ -243,7 +252,7 @@ pub(crate) async fn release_owner(
     let mut ended = None;
     loop {
         sent += 1;
-        let begun = begin_release_of_owner(shared, waiters, slot, owner).await;
+        let begun = begin_release_of_owner(shared, caller, slot, owner).await;
         let result = match begun {
             Ok((token, round)) => match released(shared, &round).await {
                 Err(LockError::NotHolder(by)) if by.owner == Some(*owner) => {
@@ -279,7 +288,7 @@ pub(crate) async fn release_owner(
 /// [`LockError::Unknown`]: too few nodes answered to say whether it has one.
 async fn begin_release_of_owner(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     slot: (&LockName, u16),
     owner: &Owner,
 ) -> Result<(LockToken, Arc<Round>), LockError> {
@@ -289,7 +298,7 @@ async fn begin_release_of_owner(
     round.outcome().await;
     let votes = round.votes_until(|_| false).await;
     if let Some(grant) = released_grant(shared.quorum, &votes).filter(|it| it.owner() == owner) {
-        return Ok(end_hold(shared, waiters, slot, &grant));
+        return Ok(end_hold(shared, caller, slot, &grant));
     }
     let is_theirs = |grant: LockToken| grant.owner() == owner;
     let has_hold =
@@ -315,7 +324,7 @@ async fn begin_release_of_owner(
         }
         (None, None) => return Err(not_held(shared.quorum, &others)),
     };
-    let round = begin_release(shared, waiters, only(slot), &token);
+    let round = begin_release(shared, caller, only(slot), &token);
     Ok((token, round))
 }
 
@@ -323,11 +332,11 @@ async fn begin_release_of_owner(
 /// were released.
 pub(crate) async fn release_owner_of_slots(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     (name, count): (&LockName, u16),
     owner: &Owner,
 ) -> Result<FencingToken, LockError> {
-    let slots = (1..=count).map(|slot| release_owner(shared, waiters, (name, slot), owner));
+    let slots = (1..=count).map(|slot| release_owner(shared, caller, (name, slot), owner));
     let results = join_all(slots).await;
     if let Some(unknown) =
         results.iter().find(|result| matches!(result, Err(LockError::Unknown(_))))
@@ -347,25 +356,26 @@ pub(crate) async fn release_owner_of_slots(
 /// stay, and it would keep others out until its TTL ends.
 pub(crate) fn undo_grant(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     names: &[LockName],
     token: &LockToken,
 ) {
     let scope = ReleaseScope::Proposal;
     if let ([name], 1) = (names, token.slots().count()) {
-        release_and_hand_off(shared, waiters, (name, token.slots()), token, scope);
+        release_and_hand_off(shared, caller, (name, token.slots()), token, scope);
         return;
     }
     let keys = shared.keys_of_grant(names, token.slots());
     let locks = names.iter().map(|name| shared.keys(name).lock);
     let t = || hint_token(shared, token);
-    waiters.release_without_handoff(
+    caller.waiters.release_without_handoff(
         locks,
         t,
         || hints_arrive(shared),
         |tell| {
             let record = Record::new(token, &Info::default());
-            shared.release_on(Arc::new(Op::Release { keys, record, scope, tell }), ALL_NODES);
+            let op = Op::Release { keys, record, scope, tell };
+            shared.release_on(Arc::new(op), ALL_NODES, caller.client);
         },
     );
 }
@@ -392,7 +402,7 @@ fn only((name, slot): (&LockName, u16)) -> (&LockName, SlotSet) {
 /// [`ReleaseScope::Proposal`].
 pub(crate) fn release_and_hand_off(
     shared: &Arc<Shared>,
-    waiters: &Waiters,
+    caller: Caller<'_>,
     (name, slots): (&LockName, SlotSet),
     token: &LockToken,
     scope: ReleaseScope,
@@ -403,7 +413,7 @@ pub(crate) fn release_and_hand_off(
     // A waiter that needs more than one slot tries by itself.
     let fitting = |first: &AcquireParams| slots.iter().find(|slot| first.fits_slot(*slot));
     let fits = |first: &AcquireParams| fitting(first).is_some();
-    let plan = waiters.plan_handoff(&queue, fits, t, || hints_arrive(shared));
+    let plan = caller.waiters.plan_handoff(&queue, fits, t, || hints_arrive(shared));
     plan.carry_out(|first, hint| {
         let record = Record::new(token, &Info::default());
         let op = Arc::new(Op::Release { keys, record, scope, tell: hint });
@@ -413,11 +423,11 @@ pub(crate) fn release_and_hand_off(
             // If the attempt cannot be prepared, the waiter tries by itself, and can report the
             // error.
             if let Ok(next) = attempt.prepare() {
-                let round = shared.release_round(op);
+                let round = shared.release_round(op, caller.client);
                 let round = round.ask_before(&shared.nodes, ALL_NODES, next);
                 return (round, Some(attempt));
             }
         }
-        (shared.release_on(op, ALL_NODES), None)
+        (shared.release_on(op, ALL_NODES, caller.client), None)
     })
 }

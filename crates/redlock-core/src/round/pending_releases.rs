@@ -4,15 +4,16 @@
 //! A release leaves a tombstone on the node. An acquire command may still be in the socket of a
 //! dead connection and arrive after the release; the tombstone keeps it from setting the lock
 //! again. So a failed release stays pending for `max_ttl` plus `max_clock_skew`. After that time,
-//! every lock that the release could remove has ended. The number of pending releases is limited.
-//! Beyond the limit, a release is abandoned and counted, and the lock that it would have removed
-//! stays until its TTL ends.
+//! every lock that the release could remove has ended. The number of pending releases is limited, and
+//! each client may have as many as are still free. Beyond the limit, a release is abandoned and
+//! counted, and the lock that it would have removed stays until its TTL ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -20,16 +21,27 @@ use tokio::time::Instant;
 use crate::node::eligibility::ClusterConfig;
 use crate::node::{Node, NodeState, Observer, Op, Reply, Vote, Voter};
 
-/// The limit on pending releases per node.
+/// The limit on locks whose release is pending, per node.
 const MAX_PENDING: usize = 65_536;
 /// The limit on releases that are retried on one node at the same time.
 const MAX_IN_FLIGHT: usize = 128;
 /// The pause before the next retries, after a node failed a release again.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Counts the locks of a client whose release is pending, on all nodes. Clones share the count.
+#[derive(Debug, Clone, Default)]
+pub struct ReleaseAccount(Arc<AtomicUsize>);
+
+impl ReleaseAccount {
+    /// How many there are now.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 pub(crate) struct PendingReleases {
     nodes: Vec<Arc<dyn Node>>,
-    queues: Vec<mpsc::Sender<Pending>>,
+    queues: Vec<Queue>,
     observer: Arc<dyn Observer>,
     life: Duration,
     max_clock_skew: Duration,
@@ -47,9 +59,42 @@ impl Drop for UnderWay {
     }
 }
 
+/// The pending releases of a node.
+struct Queue {
+    releases: mpsc::UnboundedSender<Pending>,
+    /// Counts the locks whose release is pending on the node.
+    locks: ReleaseAccount,
+}
+
 struct Pending {
     op: Arc<Op>,
     until: Instant,
+    _share: Share,
+}
+
+/// The share of one pending release. It is given back by the drop.
+struct Share {
+    /// Of the node, and of the client.
+    accounts: [ReleaseAccount; 2],
+    locks: usize,
+}
+
+impl Share {
+    /// `None` if the client has more than are still free.
+    fn take(of_node: &ReleaseAccount, client: &ReleaseAccount, locks: usize) -> Option<Self> {
+        let share = Self { accounts: [of_node.clone(), client.clone()], locks };
+        let [all, of_client] =
+            [of_node, client].map(|account| account.0.fetch_add(locks, Ordering::Relaxed) + locks);
+        (of_client + all <= MAX_PENDING + locks).then_some(share)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        for account in &self.accounts {
+            account.0.fetch_sub(self.locks, Ordering::Relaxed);
+        }
+    }
 }
 
 impl PendingReleases {
@@ -63,8 +108,9 @@ impl PendingReleases {
     ) -> Arc<Self> {
         let mut queues = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
-            let (sender, pending) = mpsc::channel(MAX_PENDING);
-            queues.push(sender);
+            // The accounts limit the channel.
+            let (releases, pending) = mpsc::unbounded_channel();
+            queues.push(Queue { releases, locks: ReleaseAccount::default() });
             tokio::spawn(retry(node.clone(), index, pending, observer.clone()));
         }
         Arc::new(Self {
@@ -82,10 +128,11 @@ impl PendingReleases {
         self.under_way.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A release has ended. `failed` is the node and the release if the release has to be retried.
-    pub(crate) fn ended(&self, failed: Option<(usize, &Arc<Op>)>) {
-        if let Some((node, op)) = failed {
-            self.enqueue(node, op.clone());
+    /// A release has ended. `failed` is the node, the release and its client if the release has to be
+    /// retried.
+    pub(crate) fn ended(&self, failed: Option<(usize, &Arc<Op>, &ReleaseAccount)>) {
+        if let Some((node, op, client)) = failed {
+            self.enqueue(node, op.clone(), client);
         }
         if self.under_way.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.drained.notify_waiters();
@@ -108,20 +155,24 @@ impl PendingReleases {
     }
 
     /// Sends a release to one node at once. If the node fails, the release is retried.
-    pub(crate) fn release(self: &Arc<Self>, node: usize, op: Arc<Op>) {
+    pub(crate) fn release(self: &Arc<Self>, node: usize, op: Arc<Op>, client: ReleaseAccount) {
         self.began();
-        let voter = Arc::new(FirstTry { pending: self.clone(), op: op.clone() });
+        let voter = Arc::new(FirstTry { pending: self.clone(), op: op.clone(), client });
         self.nodes[node].submit(op, Instant::now() + self.life, Reply::new(voter, node));
     }
 
-    fn enqueue(&self, node: usize, op: Arc<Op>) {
+    fn enqueue(&self, node: usize, op: Arc<Op>, client: &ReleaseAccount) {
         let bound_on =
             |node: &Arc<dyn Node>| ClusterConfig::ttl_bound_of(&node.status().borrow().marker);
         // Another gateway may have granted the lock with a longer TTL than this one grants.
         let bounds = self.nodes.iter().filter_map(bound_on);
         let life = bounds.map(|bound| bound + self.max_clock_skew).fold(self.life, Duration::max);
-        let release = Pending { op, until: Instant::now() + life };
-        if self.queues[node].try_send(release).is_err() {
+        let queue = &self.queues[node];
+        let kept = Share::take(&queue.locks, client, op.keys().count()).is_some_and(|share| {
+            let release = Pending { op, until: Instant::now() + life, _share: share };
+            queue.releases.send(release).is_ok()
+        });
+        if !kept {
             self.observer.release_abandoned(node);
         }
     }
@@ -141,7 +192,7 @@ impl PendingReleases {
 async fn retry(
     node: Arc<dyn Node>,
     index: usize,
-    mut failed: mpsc::Receiver<Pending>,
+    mut failed: mpsc::UnboundedReceiver<Pending>,
     observer: Arc<dyn Observer>,
 ) {
     let mut status = node.status();
@@ -153,9 +204,7 @@ async fn retry(
             let Some(release) = failed.recv().await else { return };
             open.push_back(release);
         }
-        while open.len() < MAX_PENDING
-            && let Ok(release) = failed.try_recv()
-        {
+        while let Ok(release) = failed.try_recv() {
             open.push_back(release);
         }
         let last = open.iter().map(|release| release.until).max().unwrap_or_else(Instant::now);
@@ -203,19 +252,21 @@ async fn retry(
 struct FirstTry {
     pending: Arc<PendingReleases>,
     op: Arc<Op>,
+    client: ReleaseAccount,
 }
 
 impl Voter for FirstTry {
     fn vote(&self, node: usize, vote: Vote) {
-        self.pending.ended(matches!(vote, Vote::Failed(_)).then_some((node, &self.op)));
+        let failed = matches!(vote, Vote::Failed(_));
+        self.pending.ended(failed.then_some((node, &self.op, &self.client)));
     }
 }
 
-struct Retry(parking_lot::Mutex<Option<oneshot::Sender<Vote>>>);
+struct Retry(Mutex<Option<oneshot::Sender<Vote>>>);
 
 impl From<oneshot::Sender<Vote>> for Retry {
     fn from(sender: oneshot::Sender<Vote>) -> Self {
-        Self(parking_lot::Mutex::new(Some(sender)))
+        Self(Mutex::new(Some(sender)))
     }
 }
 
@@ -225,5 +276,27 @@ impl Voter for Retry {
         if let Some(sender) = sender {
             let _ = sender.send(vote);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_takes_as_many_as_are_still_free() {
+        let [node, one, other] = [(); 3].map(|()| ReleaseAccount::default());
+        let all = |client, locks| -> Vec<Share> {
+            std::iter::from_fn(|| Share::take(&node, client, locks)).collect()
+        };
+        let of_one = all(&one, 256);
+        assert_eq!((one.count(), node.count()), (MAX_PENDING / 2, MAX_PENDING / 2));
+        let of_other = all(&other, 1);
+        assert_eq!((other.count(), node.count()), (MAX_PENDING / 4, MAX_PENDING * 3 / 4));
+        assert!(Share::take(&node, &one, 1).is_none());
+        drop(of_one);
+        assert_eq!((one.count(), node.count()), (0, MAX_PENDING / 4));
+        drop(of_other);
+        assert_eq!(node.count(), 0);
     }
 }

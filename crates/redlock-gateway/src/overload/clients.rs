@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use redlock_core::LockName;
+use redlock_core::{LockName, ReleaseAccount};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::contention::ContentionTracker;
@@ -64,6 +64,8 @@ pub struct Client {
     pub deferred: Counter,
     /// Callbacks under way.
     pub callbacks: Concurrency,
+    /// Locks whose release a master has not confirmed yet.
+    pub pending_releases: ReleaseAccount,
     /// The locks that are watched by name.
     pub watched_locks: LockNames,
     /// The prefixes that are watched.
@@ -133,7 +135,9 @@ impl Client {
             &self.large_requests,
             &self.deferred,
         ];
-        counters.iter().all(|counter| counter.count() == 0) && self.quota.is_empty()
+        counters.iter().all(|counter| counter.count() == 0)
+            && self.pending_releases.count() == 0
+            && self.quota.is_empty()
     }
 }
 

@@ -19,6 +19,7 @@ use crate::model::validity::Lease;
 use crate::node::{Hint, Holding, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend::{self, OfEachLock};
 use crate::operations::slots::{Choice, SlottedLock};
+use crate::round::pending_releases::ReleaseAccount;
 use crate::round::votes::{
     OwnGrant, can_hold, copies_of, count, held_by, held_or_asked_for_by, is_split, may_be_split,
     own_grant, unheard,
@@ -55,6 +56,8 @@ pub(crate) struct AcquireParams {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) info: Info,
     pub(crate) ttl: Ttl,
+    /// For whom undos that a node failed to answer are kept.
+    pub(crate) client: ReleaseAccount,
 }
 
 impl AcquireParams {
@@ -467,7 +470,7 @@ impl Attempt {
         self.has_ended = true;
         self.undo();
         let shared = self.shared.clone();
-        let AcquireParams { ttl, max_hold, .. } = self.params.clone();
+        let AcquireParams { ttl, max_hold, client, .. } = self.params.clone();
         let keys = self.asked().clone();
         let is_set = keys.others.is_some();
         let is_slotted = self.params.slotted.is_some();
@@ -502,7 +505,7 @@ impl Attempt {
             let pending = shared.pending.clone();
             // A task of its own: if this future is dropped halfway, some nodes have marked the
             // grant as extended, and nobody else would release it.
-            let work = async move { extend_or_release(&shared, &keys, &grant, ttl).await };
+            let work = async move { extend_or_release(&shared, &keys, &grant, ttl, &client).await };
             pending.complete(work).await
         };
         let Ok(results) = results else {
@@ -608,7 +611,8 @@ impl Attempt {
                 round.ask(nodes, ALL_NODES);
             }
             Some(before) => {
-                let undo = self.shared.release_round(self.undo_of(before.record, None));
+                let undo = self.undo_of(before.record, None);
+                let undo = self.shared.release_round(undo, &self.params.client);
                 undo.ask_before(nodes, before.round.touched(), round);
             }
         }
@@ -635,9 +639,10 @@ impl Attempt {
             fairness.given_up(&self.params.keys.lock, token.fencing())
         };
         let undo = self.undo_of(record, hint);
-        let due = round.abandon(undo.clone(), self.shared.pending.clone());
+        let client = &self.params.client;
+        let due = round.abandon(undo.clone(), self.shared.pending.clone(), client.clone());
         if due != 0 {
-            self.shared.release_on(undo, due);
+            self.shared.release_on(undo, due, client);
         }
     }
 }
@@ -667,13 +672,14 @@ async fn extend_or_release(
     keys: &Keys,
     grant: &LockToken,
     ttl: Ttl,
+    client: &ReleaseAccount,
 ) -> OfEachLock<Result<Lease, LockError>> {
     let is_lost = |result: &_| matches!(result, Err(LockError::Lost | LockError::NotHolder(_)));
     let extended = extend::extend_each(shared, keys, grant, ttl).await;
     if !extended.iter().any(is_lost) {
         return extended;
     }
-    let again = extend::extend_after_undo(shared, keys, grant, ttl).await;
+    let again = extend::extend_after_undo(shared, keys, grant, ttl, client).await;
     let both = extended.into_iter().zip(again);
     let extended = both.map(|(first, again)| if is_lost(&first) { again } else { first });
     let extended: OfEachLock<_> = extended.collect();
@@ -681,7 +687,8 @@ async fn extend_or_release(
         let keys = Keys { others: None, ..keys.clone() };
         let record = Record::new(grant, &Info::default());
         let scope = ReleaseScope::Grant;
-        shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES);
+        let op = Op::Release { keys, record, scope, tell: None };
+        shared.release_on(Arc::new(op), ALL_NODES, client);
     }
     extended
 }
