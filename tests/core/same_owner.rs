@@ -12,7 +12,8 @@ use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, Node, Op, Reply, Task, Vote};
 use redlock_core::{
-    AcquireOptions, HeldBy, Info, Lease, LockError, LockName, Owner, OwnerChoice, Redlock,
+    AcquireOptions, HeldBy, Info, Lease, LockError, LockName, Owner, OwnerChoice, QueueMode,
+    Redlock,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -219,6 +220,44 @@ async fn a_repetition_behind_a_waiter_gets_a_grant_from_elsewhere() {
         assert_eq!((again.token, again.replayed), (lease.token, true));
     }
     waiter.abort();
+}
+
+/// A newer request of the mode "newest" takes the repetition's place.
+#[tokio::test]
+async fn a_superseded_repetition_gets_a_grant_from_elsewhere() {
+    let nodes: Vec<_> = memory_nodes().into_iter().map(|node| intercepted(node, pass_on)).collect();
+    let here = redlock(nodes.clone(), Duration::from_secs(1));
+    let there = redlock(nodes, Duration::from_secs(1));
+    let lock = name("job");
+    let held = acquire_at_once(&here, &lock, OsEntropy.owner()).expect("the lock is free");
+    let waiter = with_a_waiter(&there, &lock).await;
+    let [owner, other] = [OsEntropy.owner(), OsEntropy.owner()];
+    here.release(&lock, &held.token).await.expect("the lock is held");
+    let lease = acquire_at_once(&here, &lock, owner).expect("the lock is free");
+    let newest = |owner| {
+        let (locks, lock) = (there.clone(), lock.clone());
+        let options = AcquireOptions { queue: QueueMode::Newest, ..shared_by(owner) };
+        let (sender, waits) = oneshot::channel();
+        let on_wait = || {
+            let _ = sender.send(());
+            Ok(())
+        };
+        let request = tokio::spawn(async move {
+            locks.acquire_within(&lock, ttl(LONG_MS), options, PATIENCE, on_wait).await
+        });
+        (request, waits)
+    };
+    let (again, waits) = newest(owner);
+    waits.await.expect("the request waits");
+    let (superseding, waits) = newest(other);
+    waits.await.expect("the request waits");
+    let again = again.await.expect("no panic").expect("the owner has the lock");
+    assert_eq!((again.token, again.replayed), (lease.token, true));
+    let (third, waits) = newest(OsEntropy.owner());
+    waits.await.expect("the request waits");
+    assert_eq!(superseding.await.expect("no panic").err(), Some(LockError::Superseded));
+    waiter.abort();
+    third.abort();
 }
 
 /// A repetition that asks for its own grant must not overtake the waiters before it.

@@ -44,7 +44,7 @@ pub(super) struct Queued<'a, F> {
     pub(super) reason: WakeReason,
     /// The error of the last attempt for an earlier grant ([`WakeReason::OwnGrant`]).
     pub(super) own_error: Option<LockError>,
-    /// Whether the request has asked for its own grant after the end of its wait.
+    /// Whether the request has asked for its own grant at the end of its wait.
     pub(super) asked_at_end: bool,
 }
 
@@ -134,6 +134,11 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
         }
     }
 
+    /// Whether an earlier request of the owner may have the lock, and this one has not asked yet.
+    fn may_hold_unasked(&self) -> bool {
+        self.params.owner_is_shared && !self.has_tried && !self.asked_at_end
+    }
+
     fn ask_for_own(&mut self) -> Attempt {
         self.reason = WakeReason::OwnGrant;
         Attempt::new(self.shared, self.params.for_attempt()).for_own()
@@ -178,9 +183,22 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     attempt
                 }
                 Step::AskForOwn => self.ask_for_own(),
+                // The queue's last refusal may be too old. Since then another gateway may have
+                // granted the lock to an earlier request of the owner.
+                Step::Superseded if self.may_hold_unasked() => {
+                    self.asked_at_end = true;
+                    self.ask_for_own()
+                }
                 Step::Superseded => {
                     self.ticket.end(now);
-                    return Err(LockError::Superseded);
+                    return Err(match self.own_error.take() {
+                        Some(LockError::NoQuorum(reports) | LockError::Unknown(reports))
+                            if self.asked_at_end =>
+                        {
+                            LockError::Unknown(reports)
+                        }
+                        _ => LockError::Superseded,
+                    });
                 }
                 Step::Attempt(cause) => {
                     self.reason = WakeReason::First(cause);
@@ -196,13 +214,8 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     signalled(&self.ticket, next).await;
                     continue;
                 }
-                // The queue's last refusal may be too old. Since then another gateway may have
-                // granted the lock to an earlier request of the owner.
                 Step::Wait | Step::WaitUntil(_)
-                    if now >= self.deadline
-                        && self.params.owner_is_shared
-                        && !self.has_tried
-                        && !self.asked_at_end =>
+                    if now >= self.deadline && self.may_hold_unasked() =>
                 {
                     self.asked_at_end = true;
                     self.ask_for_own()
