@@ -20,7 +20,8 @@
 //!    T.
 //! 8. *Answered*: a waiter gets its answer when its patience ends, or sooner. At the end no process
 //!    counts waiters.
-//! 9. *Promised*: an answer is not undone by another request for the same owner.
+//! 9. *Promised*: an answer is not undone by another request for the same owner. A repeated request is
+//!    not refused while its owner holds the lock.
 //! 10. *Idle*: without faults, a lock for which clients wait is not free for longer than a poll
 //!     takes.
 //!
@@ -55,6 +56,7 @@ pub fn check(history: &History) -> Vec<Violation> {
     undelivered_releases(history, &mut found);
     extended_locks_are_kept(history, &mut found);
     answers_stand(history, &mut found);
+    holders_are_not_refused(history, &mut found);
     waiting::check(history, &mut found);
     found.sort_by_key(|violation| (violation.at, violation.demand));
     found
@@ -315,6 +317,28 @@ fn answers_stand(history: &History, found: &mut Vec<Violation>) {
                 );
                 found.push(Violation { demand: Demand::Promised, at: answered.at, text });
             }
+        }
+    }
+}
+
+/// A request is not refused because somebody holds the lock, if that is its own owner all the time.
+fn holders_are_not_refused(history: &History, found: &mut Vec<Violation>) {
+    let all = by_name::split(history);
+    for asked in &history.operations {
+        let (Request::Acquire { owner: Some(owner), .. }, Some(Answer::Held), Some(answered)) =
+            (asked.request, asked.answer, asked.end)
+        else {
+            continue;
+        };
+        let holds = |hold: &&by_name::Hold| {
+            hold.grant.owner == owner && hold.from < asked.start && answered.at < hold.until
+        };
+        if let Some(hold) = all[&asked.name].holds.iter().find(holds) {
+            let text = format!(
+                "lock-{} is held by {}, but a request of its owner is refused",
+                asked.name, hold.grant
+            );
+            found.push(Violation { demand: Demand::Promised, at: answered.at, text });
         }
     }
 }

@@ -288,6 +288,18 @@ fn a_lock_that_was_extended_in_time_and_lost() {
 }
 
 #[test]
+fn a_repetition_that_is_refused_although_its_owner_holds_the_lock() {
+    let of = |owner| Request::Acquire { owner: Some(owner), ttl_ms: 100, patience_ms: None };
+    let first = || Script::default().granted(1, 10, grant(A, 5), 100);
+    first().ask(20, 30, of(A), Answer::Held).finds(&[Demand::Promised]);
+    first().ask(20, 30, of(B), Answer::Held).finds(&[]);
+    first().ask(20, 30, of(A), Answer::Unknown).finds(&[]);
+    // The lock was not held all the time.
+    first().ask(5, 30, of(A), Answer::Held).finds(&[]);
+    first().ask(20, 120, of(A), Answer::Held).finds(&[]);
+}
+
+#[test]
 fn a_waiter_that_is_overtaken_in_its_own_queue() {
     let two = |first, second| Script::default().served(1, 20, 1, first).served(2, 40, 2, second);
     two(grant(A, 5), grant(B, 6)).finds(&[]);
