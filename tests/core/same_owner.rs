@@ -10,16 +10,18 @@ use std::time::Duration;
 
 use redlock_core::clock::{Entropy, OsEntropy, SystemClock};
 use redlock_core::node::memory::MemoryNode;
-use redlock_core::node::{Keys, Node, Op, Reply, Task, Vote};
+use redlock_core::node::{
+    Effect, Failure, Keys, Node, Op, Reason, Record, ReleaseScope, Reply, Task, Vote,
+};
 use redlock_core::{
-    AcquireOptions, HeldBy, Info, Lease, LockError, LockName, Owner, OwnerChoice, QueueMode,
-    Redlock,
+    AcquireOptions, HeldBy, Info, Lease, LockError, LockName, LockSet, Owner, OwnerChoice,
+    QueueMode, Redlock, Slots,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::support::harness::PATIENCE;
+use crate::support::harness::{PATIENCE, eventually};
 use crate::support::nodes::{
     AGAIN, LONG_MS, Lock, PREFIX, assert_extended, intercepted, memory_nodes, name, node_settings,
     now, pass_on, redlock, shared_by, ttl,
@@ -200,6 +202,117 @@ async fn acquire_shortly(
 ) -> Result<Lease, LockError> {
     let options = AcquireOptions { info: Info::new(COPY).unwrap(), ..shared_by(owner) };
     locks.acquire_within(lock, ttl(LONG_MS), options, SHORT_WAIT, || Ok(())).await
+}
+
+/// The undo of the first request then finds all locks extended on a node, or none.
+#[tokio::test]
+async fn a_repetition_extends_a_set_by_one_operation_on_each_node() {
+    let extensions = Arc::new(Mutex::new(Vec::new()));
+    let nodes: Vec<_> = memory_nodes()
+        .into_iter()
+        .enumerate()
+        .map(|(at, node)| {
+            let extensions = extensions.clone();
+            intercepted(node, move |node, task| {
+                if let Op::Extend { keys, .. } = &*task.op {
+                    extensions.lock().unwrap().push((at, keys.count()));
+                }
+                pass_on(node, task);
+            })
+        })
+        .collect();
+    let locks = redlock(nodes, Duration::from_secs(1));
+    let set = LockSet::new(vec![name("a"), name("b"), name("c")]).unwrap();
+    let owner = OsEntropy.owner();
+    let lease = acquire_set(&locks, &set, owner).await.expect("the locks are free");
+    let again = acquire_set(&locks, &set, owner).await.expect("the owner has the set");
+    assert_eq!((again.token, again.replayed), (lease.token, true));
+    let slots = Some(Slots::new(4, 2).unwrap());
+    let of_slots = || AcquireOptions { slots, ..shared_by(owner) };
+    let pool = name("pool");
+    let lease = locks.acquire(&pool, ttl(LONG_MS), of_slots()).await.expect("slots are free");
+    let again = locks.acquire(&pool, ttl(LONG_MS), of_slots()).await.expect("the owner has them");
+    assert_eq!((again.token, again.replayed), (lease.token, true));
+    let mut seen = extensions.lock().unwrap().clone();
+    seen.sort_unstable();
+    assert_eq!(seen, [(0, 2), (0, 3), (1, 2), (1, 3), (2, 2), (2, 3)]);
+}
+
+/// A client was granted a set and releases one of its locks, while a repetition of its request confirms
+/// the set. No extension of the repetition reaches one node of the majority.
+#[tokio::test]
+async fn a_confirmation_that_lost_one_lock_spares_the_others() {
+    let memory = memory_nodes();
+    let set = LockSet::new(vec![name("a"), name("b")]).unwrap();
+    let granted = Arc::new(Mutex::new(None::<Record>));
+    let nodes: Vec<Arc<dyn Node>> = (0..3)
+        .map(|at| {
+            let (all, granted) = (memory.clone(), granted.clone());
+            let extensions = AtomicU32::new(0);
+            intercepted(memory[at].clone(), move |node, task| match &*task.op {
+                // This node misses the set.
+                Op::Acquire { .. } if at == 2 => drop(task),
+                Op::Extend { .. } if extensions.fetch_add(1, Ordering::Relaxed) == 0 => {
+                    let record = granted.lock().unwrap().clone().expect("it was granted");
+                    for node in &all {
+                        let keys = Keys::new(PREFIX, &name("a"));
+                        let scope = ReleaseScope::Holder;
+                        node.run(&Op::Release { keys, record: record.clone(), scope, tell: None });
+                    }
+                    if at == 1 { drop(task) } else { pass_on(node, task) }
+                }
+                _ => pass_on(node, task),
+            })
+        })
+        .collect();
+    let locks = redlock(nodes, Duration::from_secs(1));
+    let owner = OsEntropy.owner();
+    acquire_set(&locks, &set, owner).await.expect("the locks are free");
+    let copy = |at: usize| memory[at].run(&Op::Inspect { keys: Keys::new(PREFIX, &name("b")) });
+    let Vote::Found(holding) = copy(0) else { panic!("not granted") };
+    *granted.lock().unwrap() = Some(holding.record);
+    let refused = acquire_set(&locks, &set, owner).await;
+    assert!(refused.is_err(), "{refused:?}");
+    locks.drained().await;
+    for at in [0, 1] {
+        assert!(matches!(copy(at), Vote::Found(_)), "node {at} lost a lock that its client holds");
+    }
+}
+
+async fn acquire_set(locks: &Redlock, set: &LockSet, owner: Owner) -> Result<Lease, LockError> {
+    locks.acquire_set(set, ttl(LONG_MS), shared_by(owner), None, |_| Ok(())).await
+}
+
+/// A node fails the release of slots several times. It votes on each of them.
+#[tokio::test]
+async fn a_failed_release_of_slots_is_retried_until_it_succeeds() {
+    let memory = memory_nodes();
+    let failures = AtomicU32::new(0);
+    let mut nodes: Vec<Arc<dyn Node>> =
+        memory.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
+    nodes[0] = intercepted(memory[0].clone(), move |node, task| {
+        let is_release = matches!(*task.op, Op::Release { .. });
+        if is_release && failures.fetch_add(1, Ordering::Relaxed) < 3 {
+            let detail = "MISCONF".to_owned();
+            let failure = Failure { reason: Reason::Error, effect: Effect::Possible, detail };
+            let votes = vec![Vote::Failed(failure); task.op.keys().count()];
+            task.reply.send(Vote::Each(votes));
+        } else {
+            pass_on(node, task);
+        }
+    });
+    let locks = redlock(nodes, Duration::from_secs(1));
+    let pool = name("pool");
+    let slots = Some(Slots::new(2, 2).unwrap());
+    let options = AcquireOptions { slots, ..AcquireOptions::default() };
+    let lease = locks.acquire(&pool, ttl(LONG_MS), options).await.expect("the slots are free");
+    locks.release(&pool, &lease.token).await.expect("a majority releases");
+    eventually("the node releases the slots", async || {
+        let keys = [pool.clone(), pool.of_slot(2)].map(|lock| Keys::new(PREFIX, &lock));
+        let is_free = |keys: Keys| memory[0].run(&Op::Inspect { keys }) == Vote::Missing;
+        keys.into_iter().all(is_free).then_some(())
+    })
+    .await;
 }
 
 /// The memory of the queue is older than the grant, which another gateway has given.

@@ -60,10 +60,10 @@ impl Redlock {
         Ok(Self { shared, waiters, client: ReleaseAccount::default() })
     }
 
-    /// The same locks, for the requests of one client. A release that a node fails to confirm stays
-    /// pending for that node. The locks whose release is pending count for this client, and each
-    /// client may have as many as are still free. Beyond that, a release is not repeated, and the
-    /// lock stays on that node until its TTL ends.
+    /// The same locks, for the requests of one client. If a release fails on a node, it stays pending
+    /// for that node, and counts in `client`. A client with too many locks pending cannot keep others
+    /// from the room for retries: its next release is not retried, and the lock stays on that node
+    /// until its TTL ends.
     #[must_use]
     pub fn of_client(&self, client: &ReleaseAccount) -> Self {
         Self { client: client.clone(), ..self.clone() }

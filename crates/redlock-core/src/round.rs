@@ -51,7 +51,7 @@ pub(crate) struct Round {
     not_after: Instant,
     observer: Arc<dyn Observer>,
     trace: Option<Box<dyn RoundTrace>>,
-    /// Keeps a release that a node failed to answer, to retry it, in the share of this client.
+    /// Keeps a release that failed on a node, to retry it, and counts it for its client.
     pending: Option<(Arc<PendingReleases>, ReleaseAccount)>,
     /// Whether a release is also retried on a node that refuses its T as too far ahead of the
     /// node's clock.
@@ -59,8 +59,9 @@ pub(crate) struct Round {
     /// What repairs nodes that lost the lock, and when the extension began. `None` for other
     /// operations.
     repairs: Option<(Arc<Repairs>, Began)>,
-    /// Of an extension or a release of a set: this round is about the first lock, and these about
-    /// the others. Nodes are asked this round's question, which is about all of them.
+    /// The rounds about the other locks, if nodes vote on each lock of a set. This round asks the one
+    /// question about all of them, and counts the votes on the first. Each of the others only counts
+    /// the votes on its own lock.
     others: Vec<Arc<Round>>,
     ballot: Mutex<Ballot>,
     decided: AtomicWaker,
@@ -208,8 +209,7 @@ impl Round {
         }))
     }
 
-    /// The round of an operation. If nodes vote on each lock of a set, it is about the first lock,
-    /// and has rounds about the others.
+    /// The round of an operation, with those of the other locks. Only the first has a trace.
     fn of_each(op: Arc<Op>, open: impl Fn(Arc<Op>) -> Self) -> Self {
         let mut others = Vec::new();
         if op.is_on_each() {
@@ -257,7 +257,7 @@ impl Round {
         }
     }
 
-    /// Of an extension or a release of a set: the rounds about the locks after the first.
+    /// The rounds about the locks of a set after the first.
     pub(crate) fn others(&self) -> &[Arc<Self>] {
         &self.others
     }
@@ -416,15 +416,19 @@ impl Round {
 impl Voter for Round {
     fn vote(&self, node: usize, vote: Vote) {
         if self.others.is_empty() {
-            self.note_pending(node, std::slice::from_ref(&vote));
+            self.end_try(node, std::slice::from_ref(&vote));
             return self.count(node, vote);
         }
         let locks = 1 + self.others.len();
         let votes = match vote {
             Vote::Each(votes) if votes.len() == locks => votes,
+            Vote::Each(votes) => {
+                let detail = format!("{} votes on {locks} locks", votes.len());
+                vec![Vote::Failed(Failure::new(Reason::Error, Effect::Possible, detail)); locks]
+            }
             vote => vec![vote; locks],
         };
-        self.note_pending(node, &votes);
+        self.end_try(node, &votes);
         let mut votes = votes.into_iter();
         votes.next().into_iter().for_each(|first| self.count(node, first));
         for (round, vote) in self.others.iter().zip(votes) {
@@ -434,8 +438,8 @@ impl Voter for Round {
 }
 
 impl Round {
-    /// Keeps a release that the node failed to carry out, on any lock.
-    fn note_pending(&self, node: usize, votes: &[Vote]) {
+    /// Ends the first try of a release on a node. The release stays pending if it failed on any lock.
+    fn end_try(&self, node: usize, votes: &[Vote]) {
         let Some((pending, client)) = &self.pending else { return };
         let owed = |vote: &Vote| match vote {
             Vote::Failed(failure) => failure.reason != Reason::Clock || self.owe_clock,

@@ -82,6 +82,16 @@ use crate::settings::{Env, Settings};
 /// them to other gateways.
 const FIRST_POLL: Duration = Duration::from_millis(25);
 
+/// How much of what is released the first waiter takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fits {
+    /// Nothing: the waiter needs something else, and tries by itself.
+    No,
+    /// A part. Waiters at other gateways may take the rest.
+    Part,
+    All,
+}
+
 /// The number of waiters in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Waiting {
@@ -203,12 +213,12 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         Waiting { waiters, locks }
     }
 
-    /// Plans a release. A waiter that the release `fits` gets the lock. A hint about the release gets
+    /// Plans a release. `fits` tells what the first waiter takes. A hint about the release gets
     /// the token `t`. `hints_arrive` returns whether any node passes on hints.
     pub(crate) fn plan_handoff(
         &self,
         lock: &Bytes,
-        fits: impl Fn(&P) -> bool,
+        fits: impl Fn(&P) -> Fits,
         t: impl FnOnce() -> FencingToken,
         hints_arrive: impl FnOnce() -> bool,
     ) -> Handoff<P, A> {
@@ -219,12 +229,16 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         let quota = self.fairness.quota(lock, now, hints);
         let mut plan = self.queues.release(lock, now, quota.pause(hints, self.entropy.as_ref()));
         match &plan.next {
-            Next::First { params, .. } if fits(params) => {
-                self.fairness.handed_over(lock, now);
-                return plan;
-            }
-            // The first waiter tries by itself, and waiters elsewhere may try too.
-            Next::First { .. } => {}
+            Next::First { params, .. } => match fits(params) {
+                Fits::All => {
+                    self.fairness.handed_over(lock, now);
+                    return plan;
+                }
+                // Waiters elsewhere may try for the rest.
+                Fits::Part => self.fairness.handed_over(lock, now),
+                // The first waiter tries by itself, and waiters elsewhere may try too.
+                Fits::No => {}
+            },
             Next::Nobody | Next::Yielded if quota.others_wait() => self.fairness.yielded(lock, now),
             Next::Nobody | Next::Yielded | Next::Competing | Next::Away => {}
         }
@@ -242,7 +256,7 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         hints_arrive: impl Fn() -> bool,
         send: impl FnOnce(Option<Hint>),
     ) {
-        let plan = |lock| self.plan_handoff(&lock, |_| false, &t, &hints_arrive);
+        let plan = |lock| self.plan_handoff(&lock, |_| Fits::No, &t, &hints_arrive);
         let mut plans: Vec<_> = locks.map(plan).collect();
         send(plans.iter_mut().find_map(|plan| plan.hint.take()));
         drop(plans);

@@ -421,7 +421,9 @@ impl Master {
         } else {
             memory.run_with(marker, settings, op)
         };
-        if matches!(&vote, Vote::Failed(failure) if failure.detail.starts_with("OOM")) {
+        let is_full =
+            |vote: &Vote| matches!(vote, Vote::Failed(it) if it.detail.starts_with("OOM"));
+        if vote.each().iter().any(is_full) {
             self.recorder.situation("out of memory");
         }
         if let Some(hint) = op.hint_for(&vote) {
@@ -444,10 +446,7 @@ impl Master {
         let grant = record.and_then(grant_of);
         let now = self.clock.wall_micros() as i64;
         for (at, keys) in keys.each().enumerate() {
-            let of_lock = match &vote {
-                Vote::Each(votes) => votes.get(at).unwrap_or(&vote),
-                vote => vote,
-            };
+            let of_lock = vote.each().get(at).unwrap_or(&vote);
             self.recorder.execution(Execution {
                 moment: Moment::default(),
                 master: self.index,

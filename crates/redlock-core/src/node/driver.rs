@@ -858,14 +858,16 @@ impl Driver {
                 Some(why) => Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, why)),
                 None => vote,
             };
-            ineligible = ineligible.or(ineligible_by(&vote));
+            ineligible = ineligible.or(vote.each().iter().find_map(ineligible_by));
             // A later grant in the call does not prove that writes work. After a write that needs
             // no memory, Redis lets the script write on. Only the heartbeat proves that writes
             // work.
-            if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = &vote
-                && remedy_of_write_error(detail).is_some()
-            {
-                self.report.writes(Some(detail));
+            for vote in vote.each() {
+                if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = vote
+                    && remedy_of_write_error(detail).is_some()
+                {
+                    self.report.writes(Some(detail));
+                }
             }
             task.reply.send(vote);
         }

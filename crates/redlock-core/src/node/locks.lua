@@ -33,7 +33,6 @@ local RULE_CLOCK_IS_CHECKED = true
 local RULE_WATERMARK_IS_CHECKED = true
 local RULE_MARKER_IS_CHECKED = true
 local RULE_REFUSED_SET_IS_UNDONE = true
-local RULE_CONFIRMED_SET_IS_SPARED = true
 local RULE_LIVES_BEGIN_WHEN_ASKED = true
 
 -- The T at the start of a record or a watermark. tonumber alone would also take 17000000000000e2.
@@ -491,7 +490,7 @@ local function undo_set(set, grant, t_num)
   return first
 end
 
--- An extension or a release of one lock.
+-- Extends, releases or keeps free one lock, or undoes its grant.
 local function change(code, lock, record, ttl, t_num, extra)
   local watermark = watermark_of(lock)
   if code == E then return extend(lock, watermark, record, ttl, extra) end
@@ -499,15 +498,16 @@ local function change(code, lock, record, ttl, t_num, extra)
   return release(lock, watermark, record, t_num, code == U or code == V, code == X)
 end
 
--- The same for each lock of a set, with a vote for each. Returns the votes, and whether one is 4 or 5.
+-- Runs `change` on each lock of a set. Returns the vote with all votes, and whether a lock was extended
+-- or released.
 local function change_each(set, code, ...)
   if code == E and not admitted then return QUARANTINED, false end
   local votes, any = {}, false
-  for place, lock in ipairs(set) do
+  for at, lock in ipairs(set) do
     local vote = change(code, lock, ...)
     local of_vote = byte(vote)
     any = any or of_vote == 4 or of_vote == 5
-    votes[place] = vote
+    votes[at] = vote
   end
   return pack('<BI2', EACH, #set) .. table.concat(votes), any
 end
@@ -531,8 +531,9 @@ for i = 1, count do
     vote = change(code, lock, record, ttls[i], t_nums[i], extras[i])
   end
   local of_vote = byte(vote)
-  -- A hint about a set names its first lock, so W publishes it only if that lock refused the set. An
-  -- error of PUBLISH is ignored. The hint is lost then, and nobody relies on hints.
+  -- The hint of W says who waits for the first lock, so that lock must have refused. The hint of a
+  -- release is published if any lock was released. An error of PUBLISH is ignored: the hint is lost
+  -- then, and nobody relies on hints.
   if code == W and of_vote == HELD or (code == N or code == V) and (any or of_vote == 5) then
     call('PUBLISH', channel, extras[i])
   end

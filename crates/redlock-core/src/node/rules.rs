@@ -184,7 +184,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         Ok(Vote::Granted)
     }
 
-    /// Runs an operation on each lock of a set. One lock does not depend on another.
+    /// Runs an operation on each lock of a set. A failure on one does not stop the others.
     #[inline]
     fn each(
         &mut self,

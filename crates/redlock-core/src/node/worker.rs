@@ -44,7 +44,7 @@ pub struct RemoteNode {
     max_ttl: Duration,
     queue: mpsc::Sender<Job>,
     queued: Arc<Queued>,
-    /// How many locks the queue may have, counted once for each operation on them.
+    /// The limit on [`Queued::cost`].
     limit: usize,
     status: watch::Receiver<NodeStatus>,
     bootstrap: Arc<Notify>,
@@ -58,9 +58,9 @@ pub struct RemoteNode {
 /// What is in the queue of a node.
 #[derive(Default)]
 struct Queued {
-    /// The operations. One on a set counts once for each of its locks.
-    locks: AtomicUsize,
-    /// Of these, the releases that were submitted alone.
+    /// The cost of all operations, see [`Op::cost`].
+    cost: AtomicUsize,
+    /// The cost of the releases that were submitted alone.
     single_releases: AtomicUsize,
 }
 
@@ -71,17 +71,16 @@ enum Job {
 }
 
 impl Job {
-    fn locks(&self) -> usize {
-        let locks = |task: &Task| task.op.keys().count();
+    fn cost(&self) -> usize {
         match self {
-            Self::One(task) => locks(task),
-            Self::Several(tasks) => tasks.iter().map(locks).sum(),
+            Self::One(task) => task.op.cost(),
+            Self::Several(tasks) => tasks.iter().map(|task| task.op.cost()).sum(),
         }
     }
 
     fn single_releases(&self) -> usize {
         match self {
-            Self::One(task) if matches!(*task.op, Op::Release { .. }) => self.locks(),
+            Self::One(task) if matches!(*task.op, Op::Release { .. }) => self.cost(),
             Self::One(_) | Self::Several(_) => 0,
         }
     }
@@ -102,9 +101,9 @@ impl Job {
 }
 
 impl RemoteNode {
-    /// Starts the worker; must be called on a tokio runtime. `limit` is how many operations may
-    /// wait. An operation on a set counts once for each of its locks. When so many wait, the node is
-    /// too slow to be useful, so further operations are refused at once.
+    /// Starts the worker; must be called on a tokio runtime. `limit` is how many operations may wait.
+    /// An operation on a set counts by its cost. When so many wait, the node is too slow to be useful,
+    /// so further operations are refused at once.
     ///
     /// # Panics
     /// Panics if `limit` is 0.
@@ -126,7 +125,7 @@ impl RemoteNode {
         let max_ttl = eligibility.max_ttl();
         let call_deadline = settings.call_deadline;
         let driver = Driver::new(name.clone(), eligibility, settings, env, Instant::now());
-        // A job has an operation at least, so the channel never has more jobs than that.
+        // A job costs at least 1, so the channel never has more jobs than `limit`.
         let (queue, jobs) = mpsc::channel(limit);
         let queued = Arc::<Queued>::default();
         let status = driver.status();
@@ -173,14 +172,14 @@ impl RemoteNode {
         // half of the queue, so that they do not keep acquires out. A node never drops a late
         // release, and repeats those that failed.
         let is_acquire = matches!(&job, Job::One(task) if matches!(*task.op, Op::Acquire { .. }));
-        let (locks, releases) = (job.locks(), job.single_releases());
-        let before = self.queued.locks.fetch_add(locks, Ordering::Relaxed);
+        let (cost, releases) = (job.cost(), job.single_releases());
+        let before = self.queued.cost.fetch_add(cost, Ordering::Relaxed);
         let releases_before = self.queued.single_releases.fetch_add(releases, Ordering::Relaxed);
         let refused = if is_acquire && before >= self.limit - self.limit / 4 {
             Some((job, Reason::Overloaded, "the node's queue has no more room for acquires"))
         } else if releases > 0 && releases_before >= self.limit.div_ceil(2) {
             Some((job, Reason::Overloaded, "the node's queue has no more room for releases"))
-        } else if before > 0 && before + locks > self.limit {
+        } else if before > 0 && before + cost > self.limit {
             Some((job, Reason::Overloaded, "the node's queue is full"))
         } else {
             match self.queue.try_send(job) {
@@ -194,15 +193,15 @@ impl RemoteNode {
             }
         };
         if let Some((job, reason, detail)) = refused {
-            self.queued.leave(locks, releases);
+            self.queued.leave(cost, releases);
             job.fail(reason, detail);
         }
     }
 }
 
 impl Queued {
-    fn leave(&self, locks: usize, single_releases: usize) {
-        self.locks.fetch_sub(locks, Ordering::Relaxed);
+    fn leave(&self, cost: usize, single_releases: usize) {
+        self.cost.fetch_sub(cost, Ordering::Relaxed);
         self.single_releases.fetch_sub(single_releases, Ordering::Relaxed);
     }
 }
@@ -356,7 +355,7 @@ impl Worker {
 
     /// Passes a job from the queue to the driver.
     fn submit(&mut self, job: Job) {
-        self.queued.leave(job.locks(), job.single_releases());
+        self.queued.leave(job.cost(), job.single_releases());
         self.driver.submit(job.tasks());
     }
 

@@ -216,6 +216,8 @@ pub(crate) fn acquire_within<T: Into<PlacePermit>>(
         reason,
         own_error: None,
         asked_at_end: false,
+        is_superseded: false,
+        is_no_holder: false,
     };
     until_granted(queued)
 }

@@ -65,7 +65,8 @@ impl Rounds {
     }
 }
 
-/// Something about each lock of a set. Most operations are on one lock.
+/// One `T` for each lock of an operation, in the order of [`Keys::each`]. Most operations are on one
+/// lock.
 pub(crate) type OfEachLock<T> = SmallVec<[T; 1]>;
 
 /// The extension of a lock, or of every slot that its token has. All nodes have been asked.
@@ -125,8 +126,8 @@ impl Extension {
     ///
     /// # Errors
     /// If a slot is lost, the lease is lost with it. `on_unused` is then called with the slots that
-    /// this call has extended, because nobody will use them. It is called with no other slot: of
-    /// those, the token may be invented.
+    /// this call has extended, because nobody will use them. For the other slots the token may be
+    /// invented.
     pub(crate) async fn outcome(
         self,
         shared: &Shared,

@@ -19,8 +19,10 @@ use crate::round::votes::{
 };
 use crate::round::{Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
+use crate::wait::Fits;
 
-/// Who releases, and who waits for it.
+/// What a release needs of its gateway: the waiters, one of whom may get the lock, and the account for
+/// retries.
 #[derive(Clone, Copy)]
 pub(crate) struct Caller<'a> {
     pub(crate) waiters: &'a Waiters,
@@ -351,9 +353,8 @@ pub(crate) async fn release_owner_of_slots(
 /// Undoes a grant that was never returned to a client, on each of these locks and on each of its
 /// slots. Does not wait for the answers.
 ///
-/// A node undoes the whole grant in one operation. If a repetition of the request has confirmed a
-/// part, the node spares the whole grant. If each lock were undone alone, only that part would
-/// stay, and it would keep others out until its TTL ends.
+/// A node undoes the whole grant in one operation. It spares the locks that a repetition of the request
+/// has extended. A repetition extends all locks in one operation too, so no part of them stays.
 pub(crate) fn undo_grant(
     shared: &Arc<Shared>,
     caller: Caller<'_>,
@@ -391,14 +392,14 @@ fn hint_token(shared: &Shared, token: &LockToken) -> FencingToken {
     shared.tokens.mint().map_or(token.fencing(), |now| now.max(token.fencing()))
 }
 
-/// Only this slot.
+/// One slot as a set of slots.
 fn only((name, slot): (&LockName, u16)) -> (&LockName, SlotSet) {
     (name, SlotSet::new([slot]).expect("a slot from 1 to 256"))
 }
 
 /// Releases a grant of some slots of a lock on all nodes. If the plan names a first waiter, the same
-/// call asks for one of the slots on behalf of that waiter. The others are left: a waiter that has
-/// got a slot lets the next one try. For a grant that was never returned to a client, `scope` is
+/// call asks for one of the slots on behalf of that waiter. When the waiter has it, the next waiter
+/// tries for the other slots. For a grant that was never returned to a client, `scope` is
 /// [`ReleaseScope::Proposal`].
 pub(crate) fn release_and_hand_off(
     shared: &Arc<Shared>,
@@ -412,7 +413,11 @@ pub(crate) fn release_and_hand_off(
     let t = || hint_token(shared, token);
     // A waiter that needs more than one slot tries by itself.
     let fitting = |first: &AcquireParams| slots.iter().find(|slot| first.fits_slot(*slot));
-    let fits = |first: &AcquireParams| fitting(first).is_some();
+    let fits = |first: &AcquireParams| match fitting(first) {
+        None => Fits::No,
+        Some(_) if slots.count() == 1 => Fits::All,
+        Some(_) => Fits::Part,
+    };
     let plan = caller.waiters.plan_handoff(&queue, fits, t, || hints_arrive(shared));
     plan.carry_out(|first, hint| {
         let record = Record::new(token, &Info::default());

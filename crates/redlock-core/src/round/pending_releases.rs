@@ -4,9 +4,12 @@
 //! A release leaves a tombstone on the node. An acquire command may still be in the socket of a
 //! dead connection and arrive after the release; the tombstone keeps it from setting the lock
 //! again. So a failed release stays pending for `max_ttl` plus `max_clock_skew`. After that time,
-//! every lock that the release could remove has ended. The number of pending releases is limited, and
-//! each client may have as many as are still free. Beyond the limit, a release is abandoned and
-//! counted, and the lock that it would have removed stays until its TTL ends.
+//! every lock that the release could remove has ended.
+//!
+//! A node has room for the pending releases of [`MAX_PENDING`] locks. The locks of a client, on all
+//! nodes, may be no more than the room that is left on this node. So with one node away, a client may
+//! fill half of it. A release without room is abandoned and counted, and the lock that it would have
+//! removed stays until its TTL ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,12 +31,13 @@ const MAX_IN_FLIGHT: usize = 128;
 /// The pause before the next retries, after a node failed a release again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Counts the locks of a client whose release is pending, on all nodes. Clones share the count.
+/// Counts locks with a pending release: those of a client on all nodes, or those of a node. Clones
+/// share the count.
 #[derive(Debug, Clone, Default)]
 pub struct ReleaseAccount(Arc<AtomicUsize>);
 
 impl ReleaseAccount {
-    /// How many there are now.
+    /// How many locks have a pending release now.
     pub fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
@@ -62,34 +66,32 @@ impl Drop for UnderWay {
 /// The pending releases of a node.
 struct Queue {
     releases: mpsc::UnboundedSender<Pending>,
-    /// Counts the locks whose release is pending on the node.
-    locks: ReleaseAccount,
+    account: ReleaseAccount,
 }
 
 struct Pending {
     op: Arc<Op>,
     until: Instant,
-    _share: Share,
+    _counted: Counted,
 }
 
-/// The share of one pending release. It is given back by the drop.
-struct Share {
-    /// Of the node, and of the client.
+/// One pending release in the accounts of its node and its client. The drop takes it out of both.
+struct Counted {
     accounts: [ReleaseAccount; 2],
     locks: usize,
 }
 
-impl Share {
-    /// `None` if the client has more than are still free.
-    fn take(of_node: &ReleaseAccount, client: &ReleaseAccount, locks: usize) -> Option<Self> {
-        let share = Self { accounts: [of_node.clone(), client.clone()], locks };
-        let [all, of_client] =
-            [of_node, client].map(|account| account.0.fetch_add(locks, Ordering::Relaxed) + locks);
-        (of_client + all <= MAX_PENDING + locks).then_some(share)
+impl Counted {
+    /// `None` without room.
+    fn new(of_node: &ReleaseAccount, of_client: &ReleaseAccount, locks: usize) -> Option<Self> {
+        let counted = Self { accounts: [of_node.clone(), of_client.clone()], locks };
+        let before =
+            [of_node, of_client].map(|account| account.0.fetch_add(locks, Ordering::Relaxed));
+        (before[0] + before[1] + locks <= MAX_PENDING).then_some(counted)
     }
 }
 
-impl Drop for Share {
+impl Drop for Counted {
     fn drop(&mut self) {
         for account in &self.accounts {
             account.0.fetch_sub(self.locks, Ordering::Relaxed);
@@ -108,9 +110,9 @@ impl PendingReleases {
     ) -> Arc<Self> {
         let mut queues = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
-            // The accounts limit the channel.
+            // The account limits the channel.
             let (releases, pending) = mpsc::unbounded_channel();
-            queues.push(Queue { releases, locks: ReleaseAccount::default() });
+            queues.push(Queue { releases, account: ReleaseAccount::default() });
             tokio::spawn(retry(node.clone(), index, pending, observer.clone()));
         }
         Arc::new(Self {
@@ -168,8 +170,9 @@ impl PendingReleases {
         let bounds = self.nodes.iter().filter_map(bound_on);
         let life = bounds.map(|bound| bound + self.max_clock_skew).fold(self.life, Duration::max);
         let queue = &self.queues[node];
-        let kept = Share::take(&queue.locks, client, op.keys().count()).is_some_and(|share| {
-            let release = Pending { op, until: Instant::now() + life, _share: share };
+        let counted = Counted::new(&queue.account, client, op.keys().count());
+        let kept = counted.is_some_and(|counted| {
+            let release = Pending { op, until: Instant::now() + life, _counted: counted };
             queue.releases.send(release).is_ok()
         });
         if !kept {
@@ -236,11 +239,11 @@ async fn retry(
         let mut any_failed = false;
         for (release, voted) in answers {
             match voted.await {
-                Ok(Vote::Failed(_)) | Err(_) => {
+                Ok(vote) if !vote.has_failed() => {}
+                Ok(_) | Err(_) => {
                     open.push_back(release);
                     any_failed = true;
                 }
-                Ok(_) => {}
             }
         }
         if any_failed {
@@ -257,8 +260,7 @@ struct FirstTry {
 
 impl Voter for FirstTry {
     fn vote(&self, node: usize, vote: Vote) {
-        let failed = matches!(vote, Vote::Failed(_));
-        self.pending.ended(failed.then_some((node, &self.op, &self.client)));
+        self.pending.ended(vote.has_failed().then_some((node, &self.op, &self.client)));
     }
 }
 
@@ -284,16 +286,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_takes_as_many_as_are_still_free() {
+    fn a_client_may_fill_half_of_the_room_that_is_left() {
         let [node, one, other] = [(); 3].map(|()| ReleaseAccount::default());
-        let all = |client, locks| -> Vec<Share> {
-            std::iter::from_fn(|| Share::take(&node, client, locks)).collect()
+        let all = |client, locks| -> Vec<Counted> {
+            std::iter::from_fn(|| Counted::new(&node, client, locks)).collect()
         };
         let of_one = all(&one, 256);
         assert_eq!((one.count(), node.count()), (MAX_PENDING / 2, MAX_PENDING / 2));
         let of_other = all(&other, 1);
         assert_eq!((other.count(), node.count()), (MAX_PENDING / 4, MAX_PENDING * 3 / 4));
-        assert!(Share::take(&node, &one, 1).is_none());
+        assert!(Counted::new(&node, &one, 1).is_none());
         drop(of_one);
         assert_eq!((one.count(), node.count()), (0, MAX_PENDING / 4));
         drop(of_other);

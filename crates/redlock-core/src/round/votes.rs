@@ -163,7 +163,8 @@ fn shown(votes: &[Option<Vote>]) -> usize {
 pub(crate) enum OwnGrant {
     /// A majority stores this grant.
     Stands(LockToken),
-    /// A grant is on a majority if nodes without an answer store it too.
+    /// A grant is on a majority if other nodes store it too, or have lost it: nodes without an answer,
+    /// and nodes on which recovery keeps the lock free.
     Possible,
     /// No grant can be on a majority.
     None,
@@ -183,11 +184,24 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
     };
     if count >= quorum.size() {
         OwnGrant::Stands(token)
-    } else if count + unheard(votes) >= quorum.size() {
+    } else if may_stand(quorum, count, votes) {
         OwnGrant::Possible
     } else {
         OwnGrant::None
     }
+}
+
+/// Whether a grant with this many copies may have a majority. A node may have lost a copy, and recovery
+/// keeps the lock free there instead. Such a record alone shows nothing: it may stand for any grant.
+pub(crate) fn may_stand(quorum: Quorum, copies: usize, votes: &[Option<Vote>]) -> bool {
+    let kept_free = count(votes, |vote| match vote {
+        Vote::Held(Holding { record, .. }) | Vote::Found(Holding { record, .. }) => {
+            record.is_placeholder() && record.released_grant().is_none()
+        }
+        _ => false,
+    });
+    let lost = if copies > 0 { kept_free } else { 0 };
+    copies + unheard(votes) + lost >= quorum.size()
 }
 
 /// How many nodes showed a grant of this owner in an inspection.
@@ -329,6 +343,34 @@ mod tests {
         }
         assert!(!shows(&[of(&grant), of(&grant), of(&grant)]), "nobody has released it");
         assert!(!shows(&[of(&hold), Some(Vote::Missing), None]));
+    }
+
+    #[test]
+    fn a_node_on_which_recovery_keeps_the_lock_free_may_have_lost_a_copy() {
+        let quorum = Quorum::new(3).unwrap();
+        let t = 1_763_725_165_000_000_u64;
+        let record = |text: String| Record::foreign(Bytes::from(text));
+        let grant = record(format!("{t}:{}:", "1".repeat(40)));
+        let hold = Record::hold(&grant, grant.fencing().unwrap());
+        let placeholder = Record::placeholder(grant.fencing().unwrap());
+        let other = record(format!("{t}:{}:", "2".repeat(40)));
+        let of = |record: &Record| Holding { record: record.clone(), expires_in: None, at: 0 };
+        let held = |record| Some(Vote::Held(of(record)));
+        let yours = Some(Vote::Yours(of(&grant)));
+        for (second, third, wanted) in [
+            (yours.clone(), Some(Vote::Granted), OwnGrant::Stands(grant.parse().unwrap().0)),
+            (held(&placeholder), Some(Vote::Granted), OwnGrant::Possible),
+            (held(&placeholder), held(&placeholder), OwnGrant::Possible),
+            (held(&hold), held(&other), OwnGrant::None),
+            (held(&other), Some(Vote::Granted), OwnGrant::None),
+        ] {
+            let votes = [yours.clone(), second, third];
+            assert_eq!(own_grant(quorum, &votes), wanted, "{votes:?}");
+        }
+        // Without a copy, the record may stand for any grant.
+        let votes = [held(&placeholder), held(&placeholder), held(&placeholder)];
+        assert_eq!(own_grant(quorum, &votes), OwnGrant::None);
+        assert!(!may_stand(quorum, 0, &votes));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::operations::slots::{Choice, SlottedLock};
 use crate::round::pending_releases::ReleaseAccount;
 use crate::round::votes::{
     OwnGrant, can_hold, copies_of, count, held_by, held_or_asked_for_by, is_split, may_be_split,
-    own_grant, unheard,
+    may_stand, own_grant, unheard,
 };
 use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
@@ -56,7 +56,7 @@ pub(crate) struct AcquireParams {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) info: Info,
     pub(crate) ttl: Ttl,
-    /// For whom undos that a node failed to answer are kept.
+    /// Counts the undos that are pending.
     pub(crate) client: ReleaseAccount,
 }
 
@@ -230,7 +230,7 @@ impl Attempt {
         let quorum = shared.quorum.size();
         let AcquireParams { owner, ttl, ref keys, .. } = self.params;
         let own = |votes: &[Option<Vote>]| copies_of(&owner, votes);
-        let cannot_stand = |votes: &[Option<Vote>]| own(votes) + unheard(votes) < quorum;
+        let cannot_stand = |votes: &[Option<Vote>]| !may_stand(shared.quorum, own(votes), votes);
         let round = shared.inspect(keys.clone(), shared.round_limits(ttl));
         let outcome = round.outcome().await;
         let votes = round.votes_until(|votes| own(votes) >= quorum || cannot_stand(votes)).await;
@@ -339,6 +339,12 @@ impl Attempt {
                 }
                 Decision::No => {
                     let votes = shared.clear_votes(round).await;
+                    // The refusals may come from nodes that have lost the owner's own grant.
+                    let is_known = self.params.owner_is_shared;
+                    if is_known && own_grant(shared.quorum, &votes) == OwnGrant::Possible {
+                        let reports = shared.reports(&RoundOutcome { decision, votes });
+                        return Err(self.failed(LockError::Unknown(reports), false));
+                    }
                     let split = !can_hold(shared.quorum, &votes);
                     let held = held_or_asked_for_by(shared.quorum, &votes);
                     return Err(self.refused(held, split));
@@ -675,14 +681,21 @@ async fn extend_or_release(
     client: &ReleaseAccount,
 ) -> OfEachLock<Result<Lease, LockError>> {
     let is_lost = |result: &_| matches!(result, Err(LockError::Lost | LockError::NotHolder(_)));
-    let extended = extend::extend_each(shared, keys, grant, ttl).await;
+    let mut extended = extend::extend_each(shared, keys, grant, ttl).await;
     if !extended.iter().any(is_lost) {
         return extended;
     }
-    let again = extend::extend_after_undo(shared, keys, grant, ttl, client).await;
-    let both = extended.into_iter().zip(again);
-    let extended = both.map(|(first, again)| if is_lost(&first) { again } else { first });
-    let extended: OfEachLock<_> = extended.collect();
+    // The undo must not touch the other locks. A client that was granted the set may hold them, with
+    // copies that no extension has marked, and may have released only the lost ones.
+    let lost = keys.each().zip(&extended).filter(|(_, extended)| is_lost(extended));
+    let mut lost = lost.map(|(keys, _)| Keys { others: None, ..keys.clone() });
+    let first = lost.next().expect("one is lost");
+    let lost = first.with(lost);
+    let again = extend::extend_after_undo(shared, &lost, grant, ttl, client).await;
+    let mut again = again.into_iter();
+    for result in extended.iter_mut().filter(|result| is_lost(result)) {
+        *result = again.next().expect("a result for each lost lock");
+    }
     for (keys, _) in keys.each().zip(&extended).filter(|(_, extended)| is_lost(extended)) {
         let keys = Keys { others: None, ..keys.clone() };
         let record = Record::new(grant, &Info::default());

@@ -37,6 +37,9 @@ pub(super) struct Queued<'a, F> {
     pub(super) is_new: bool,
     /// Whether the request has made an attempt.
     pub(super) has_tried: bool,
+    /// Whether an attempt has shown that the owner did not hold the lock. An attempt without a quorum
+    /// shows nothing.
+    pub(super) is_no_holder: bool,
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
     /// Attempts in a row that found a part of an earlier grant of this request.
@@ -46,6 +49,8 @@ pub(super) struct Queued<'a, F> {
     pub(super) own_error: Option<LockError>,
     /// Whether the request has asked for its own grant at the end of its wait.
     pub(super) asked_at_end: bool,
+    /// Whether a newer request has taken this one's place.
+    pub(super) is_superseded: bool,
 }
 
 /// Why the last attempt was made.
@@ -58,6 +63,11 @@ pub(super) enum WakeReason {
     /// An earlier request of the owner appears to have the lock, or may have it. The waiter asks
     /// without waiting for its turn.
     OwnGrant,
+}
+
+/// Whether no majority has answered.
+fn is_undecided(error: &LockError) -> bool {
+    matches!(error, LockError::NoQuorum(_) | LockError::Unknown(_))
 }
 
 /// Waits until the waiter is signalled, or until this time.
@@ -91,9 +101,7 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
             Err(full) => full,
         };
         match self.last_error(now) {
-            error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.has_tried => {
-                Err(error)
-            }
+            error if self.has_tried && is_undecided(&error) => Err(error),
             _ => Err(full),
         }
     }
@@ -117,6 +125,7 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
                 Some(error) => error,
                 None => LockError::Unknown(Vec::new()),
             },
+            error @ LockError::NoQuorum(_) if self.has_tried => error,
             error @ (LockError::Held(_) | LockError::NoQuorum(_)) if self.asked_at_end => {
                 match self.own_error.take() {
                     Some(LockError::NoQuorum(reports) | LockError::Unknown(reports)) => {
@@ -134,9 +143,26 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
         }
     }
 
-    /// Whether an earlier request of the owner may have the lock, and this one has not asked yet.
-    fn may_hold_unasked(&self) -> bool {
-        self.params.owner_is_shared && !self.has_tried && !self.asked_at_end
+    /// Whether the waiter must read the lock before it is refused. The queue's last refusal may be too
+    /// old: since then another gateway may have granted the lock to an earlier request of the owner.
+    fn must_read(&self, now: Instant) -> bool {
+        self.params.owner_is_shared
+            && !self.is_no_holder
+            && !self.asked_at_end
+            && !(self.has_tried && is_undecided(&self.last_error(now)))
+    }
+
+    /// The error of a superseded waiter. Without a quorum, an earlier request of the owner may have
+    /// the lock.
+    fn superseded(&mut self, now: Instant) -> LockError {
+        let own = self.own_error.take().filter(|_| self.asked_at_end);
+        let last = || Some(self.last_error(now)).filter(|_| self.has_tried);
+        match own.or_else(last).filter(|_| self.params.owner_is_shared) {
+            Some(LockError::NoQuorum(reports) | LockError::Unknown(reports)) => {
+                LockError::Unknown(reports)
+            }
+            _ => LockError::Superseded,
+        }
     }
 
     fn ask_for_own(&mut self) -> Attempt {
@@ -170,6 +196,9 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
     async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
         loop {
             let now = Instant::now();
+            if self.is_superseded {
+                return Err(self.superseded(now));
+            }
             let may_try = if now < self.deadline {
                 MayTry::InOrder
             } else if self.is_new {
@@ -183,22 +212,15 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     attempt
                 }
                 Step::AskForOwn => self.ask_for_own(),
-                // The queue's last refusal may be too old. Since then another gateway may have
-                // granted the lock to an earlier request of the owner.
-                Step::Superseded if self.may_hold_unasked() => {
+                Step::Superseded => {
+                    // It keeps nobody from the lock meanwhile.
+                    self.ticket.end(now);
+                    self.is_superseded = true;
+                    if !self.must_read(now) {
+                        return Err(self.superseded(now));
+                    }
                     self.asked_at_end = true;
                     self.ask_for_own()
-                }
-                Step::Superseded => {
-                    self.ticket.end(now);
-                    return Err(match self.own_error.take() {
-                        Some(LockError::NoQuorum(reports) | LockError::Unknown(reports))
-                            if self.asked_at_end =>
-                        {
-                            LockError::Unknown(reports)
-                        }
-                        _ => LockError::Superseded,
-                    });
                 }
                 Step::Attempt(cause) => {
                     self.reason = WakeReason::First(cause);
@@ -214,9 +236,7 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     signalled(&self.ticket, next).await;
                     continue;
                 }
-                Step::Wait | Step::WaitUntil(_)
-                    if now >= self.deadline && self.may_hold_unasked() =>
-                {
+                Step::Wait | Step::WaitUntil(_) if now >= self.deadline && self.must_read(now) => {
                     self.asked_at_end = true;
                     self.ask_for_own()
                 }
@@ -248,7 +268,7 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
             };
             // An attempt for the request's own grant gets its full time. So does the first attempt
             // of an owner that may have a grant. An attempt that is cut off proves nothing.
-            let may_have_grant = self.params.owner_is_shared && !self.has_tried;
+            let may_have_grant = self.params.owner_is_shared && !self.is_no_holder;
             let cut_off = if self.is_new || may_have_grant || self.reason == WakeReason::OwnGrant {
                 now + self.params.ttl.duration()
             } else {
@@ -287,6 +307,7 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
             return Ok(());
         }
         (self.is_new, self.has_tried) = (false, true);
+        self.is_no_holder |= !is_undecided(&failed.error);
         self.splits = if failed.split { self.splits + 1 } else { 0 };
         let standing = self.ticket.standing();
         let round = round.max(SHORTEST_ROUND);
@@ -306,7 +327,7 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
 
     fn cut_off(&mut self, now: Instant) -> LockError {
         // No attempt has shown that the owner lacks the lock, so the outcome is unknown.
-        if self.params.owner_is_shared && !self.has_tried {
+        if self.params.owner_is_shared && !self.is_no_holder {
             (self.asked_at_end, self.own_error) = (true, Some(LockError::Unknown(Vec::new())));
         }
         self.end(now)
