@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::support::cluster::OUTLASTING_MS;
 use crate::support::harness::{PATIENCE, eventually};
 use crate::support::nodes::{
     AGAIN, LONG_MS, Lock, PREFIX, assert_extended, intercepted, memory_nodes, name, node_settings,
@@ -305,7 +306,8 @@ async fn a_failed_release_of_slots_is_retried_until_it_succeeds() {
     let pool = name("pool");
     let slots = Some(Slots::new(2, 2).unwrap());
     let options = AcquireOptions { slots, ..AcquireOptions::default() };
-    let lease = locks.acquire(&pool, ttl(LONG_MS), options).await.expect("the slots are free");
+    let lease =
+        locks.acquire(&pool, ttl(OUTLASTING_MS), options).await.expect("the slots are free");
     locks.release(&pool, &lease.token).await.expect("a majority releases");
     eventually("the node releases the slots", async || {
         let keys = [pool.clone(), pool.of_slot(2)].map(|lock| Keys::new(PREFIX, &lock));
@@ -335,7 +337,7 @@ async fn a_repetition_behind_a_waiter_gets_a_grant_from_elsewhere() {
     waiter.abort();
 }
 
-/// A newer request of the mode "newest" takes the repetition's place.
+/// A newer request with the queue mode `newest` supersedes the repetition.
 #[tokio::test]
 async fn a_superseded_repetition_gets_a_grant_from_elsewhere() {
     let nodes: Vec<_> = memory_nodes().into_iter().map(|node| intercepted(node, pass_on)).collect();

@@ -151,8 +151,8 @@ async fn a_lost_slot_is_a_lost_grant() {
     assert_eq!(locks.inspect_slots(&lock, 4).await.holders, []);
 }
 
-/// A repetition of a request confirms its grant by extending it on all locks at once. The gateway may
-/// give up the delivery before or after that.
+/// When the gateway gives up the delivery, a repeated request has confirmed the grant on all its locks,
+/// or on none.
 #[tokio::test]
 async fn an_undelivered_grant_is_undone_as_a_whole_or_not_at_all() {
     let cluster = Cluster::start(3).await;

@@ -45,6 +45,15 @@ pub(super) fn assert_held(vote: &Vote, by: &Record, asked_ms: u64) {
     assert_lives(*expires_in, asked_ms);
 }
 
+/// The votes on each lock of a set.
+#[track_caller]
+fn each(vote: Vote) -> Vec<Vote> {
+    match vote {
+        Vote::Each(votes) => votes,
+        other => panic!("expected a vote on each lock, got {other:?}"),
+    }
+}
+
 pub(super) fn fencing(t: u64) -> FencingToken {
     FencingToken::new(t).expect("16 digits")
 }
@@ -97,7 +106,7 @@ contract! {
     a_release_that_keeps_the_lock_free_admits_nobody_and_no_repair
     a_set_is_released_lock_by_lock
     a_set_is_kept_free_lock_by_lock
-    a_set_is_extended_at_once_and_spared_by_its_undo
+    a_set_is_extended_in_one_step_and_spared_by_its_undo
     the_locks_of_a_set_that_stand_are_read_together
     without_its_marker_a_node_only_releases
     records_keep_their_text_labels
@@ -191,7 +200,7 @@ async fn a_set_is_released_lock_by_lock(kind: Kind) {
         assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Released);
     }
     assert_eq!(subject.ask(locks[2].acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
-    let Vote::Each(votes) = subject.ask(set.release(1, t)).await else { panic!("no set") };
+    let votes = each(subject.ask(set.release(1, t)).await);
     assert_eq!(votes[..2], [Vote::Released, Vote::Missing]);
     assert_held(&votes[2], &record(2, t + 1), LONG_MS);
     assert_eq!(votes.len(), 3);
@@ -215,15 +224,13 @@ async fn a_set_is_kept_free_lock_by_lock(kind: Kind) {
 
 /// A repetition confirms a set by extending it. The undo of the first request arrives before or after
 /// that, and never in between.
-async fn a_set_is_extended_at_once_and_spared_by_its_undo(kind: Kind) {
+async fn a_set_is_extended_in_one_step_and_spared_by_its_undo(kind: Kind) {
     let subject = kind.subject().await;
     let locks = ["a", "b", "c"].map(Lock::new);
     let set = locks[0].with(&locks[1..]);
     let t = now();
     assert_eq!(subject.ask(set.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    let Vote::Each(votes) = subject.ask(set.extend(1, t, 2 * LONG_MS)).await else {
-        panic!("no set")
-    };
+    let votes = each(subject.ask(set.extend(1, t, 2 * LONG_MS)).await);
     assert_eq!(votes.len(), 3);
     for vote in votes {
         assert_extended(&vote);
@@ -239,7 +246,7 @@ async fn a_set_is_extended_at_once_and_spared_by_its_undo(kind: Kind) {
         assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Released);
     }
     assert_eq!(subject.ask(locks[2].acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
-    let Vote::Each(votes) = subject.ask(set.extend(1, t, LONG_MS)).await else { panic!("no set") };
+    let votes = each(subject.ask(set.extend(1, t, LONG_MS)).await);
     assert_extended(&votes[0]);
     assert_eq!(votes[1], Vote::Missing);
     assert_held(&votes[2], &record(2, t + 1), LONG_MS);
@@ -261,7 +268,7 @@ async fn the_locks_of_a_set_that_stand_are_read_together(kind: Kind) {
         assert_lives(holding.expires_in, LONG_MS);
     }
     assert_eq!(subject.ask(set.acquire(2, t + 1, LONG_MS)).await.name(), "held");
-    let Vote::Each(votes) = subject.ask(set.release(1, t)).await else { panic!("no set") };
+    let votes = each(subject.ask(set.release(1, t)).await);
     assert_eq!(votes.iter().filter(|vote| **vote == Vote::Released).count(), 3);
     assert_eq!((votes.len(), &votes[7]), (256, &Vote::Released));
     assert_eq!(subject.ask(set.inspect()).await, Vote::FoundOfSet(Vec::new()));

@@ -101,8 +101,8 @@ mod tests {
         fn exit(&self, _: &Id) {}
     }
 
-    /// A lock of a gateway that grants it, answers each extension 404, and refuses each release.
-    /// The wait is so long that a slow machine repeats requests that got no answer in time.
+    /// Makes a lock at a gateway that grants it, answers 404 to each extension, and refuses each
+    /// release. With a long wait, the client repeats a request that a slow machine answers late.
     fn lock(ttl: Duration) -> Lock {
         let client = Client::new(format!("http://{}", gateway(ttl))).unwrap();
         client.lock("a").ttl(ttl).wait(PATIENCE)

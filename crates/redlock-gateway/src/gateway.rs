@@ -656,6 +656,7 @@ impl Gateway {
     pub async fn force_release(
         &self,
         (name, slot): (&LockName, u16),
+        client: &Client,
         found: impl FnOnce(&HeldBy) + Send,
     ) -> Result<(), Refusal> {
         let slots = SlotSet::new([slot]).unwrap_or(SlotSet::FIRST);
@@ -665,7 +666,8 @@ impl Gateway {
             self.watches.will_be_forced(name, slots, fencing);
             found(by);
         };
-        let result = self.locks.force_release_slot(name, slot, found).await;
+        let locks = self.locks.of_client(&client.pending_releases);
+        let result = locks.force_release_slot(name, slot, found).await;
         if result.is_ok() {
             self.watches.ended(name, slots, fencing, true);
         }

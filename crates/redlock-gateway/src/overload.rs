@@ -29,7 +29,7 @@
 //! | locks watched by name | `Watches::watch` | drop of the `Watcher` |
 //! | deferred requests | `Gateway::defer` | the end of the request |
 //! | callbacks under way | `Callbacks::send` | end of that call |
-//! | locks with a pending release | the core, when a master fails to confirm a release | the confirmation, or the end of the release's time |
+//! | locks with a pending release | the core, when a release fails on a master | success of a retry, or the end of its time |
 //! | leases in flight of `PATCH /locks` | `Requests::enter_lease` | drop of [`InFlight`] |
 //! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |
 //! | quota of an extension | `Client::extended` | the end of the lock |

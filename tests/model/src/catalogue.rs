@@ -689,7 +689,7 @@ mutations! {
         catch_up_outwaits_watermarks: EARLY, NEVER_LOST;
         sets_are_whole: OVERLAPPING_SETS, NO_DEADLOCK;
         refused_set_is_undone: PART_OF_A_SET, NOTHING_STAYS;
-        set_is_extended_at_once: CONFIRMED_SET, WHOLE_OR_NOTHING;
+        set_is_extended_in_one_step: CONFIRMED_SET, WHOLE_OR_NOTHING;
         refusal_is_repeated: CONFIRMATIONS, PROMISE_KEPT;
         refusal_needs_undo: CONFIRMATIONS, PROMISE_KEPT;
         whole_sets_count: PART_OF_A_SET, ONE_HOLDER_PER_NAME;

@@ -2,7 +2,7 @@
 //!
 //! Three nodes may store a set of two names. The first request undoes its grant with one message to
 //! each node, which is about both names. A node spares each name that was extended. With the rule
-//! `set_is_extended_at_once`, the repetition extends both names with one message to each node.
+//! `set_is_extended_in_one_step`, the repetition extends both names with one message to each node.
 //! Without it, each name has a message of its own, and the undo may arrive between the two.
 //!
 //! The repetition counts the votes of each name. It releases every name that it has lost, and
@@ -55,7 +55,8 @@ pub enum Action {
     Undo {
         node: usize,
     },
-    /// The next extension arrives at a node: that of both names, or of the next one.
+    /// The next extension arrives at a node. It is about both names, or about the next name if the rule
+    /// is off.
     Extension {
         node: usize,
     },
@@ -154,7 +155,7 @@ impl Model for ConfirmedSets {
             }
             Action::Extension { node } => {
                 let first = s.next_name(node)?;
-                let last = if self.rules.set_is_extended_at_once { NAMES - 1 } else { first };
+                let last = if self.rules.set_is_extended_in_one_step { NAMES - 1 } else { first };
                 for name in first..=last {
                     let copy = &mut next.nodes[node][name];
                     next.votes[node][name] = Some(*copy != Copy::Missing);
@@ -199,7 +200,7 @@ impl Narrated for ConfirmedSets {
                 Action::Undo { node } => format!("the undo of both names arrives at node {node}"),
                 Action::Extension { node } => {
                     let names = match s.next_name(node)? {
-                        0 if self.rules.set_is_extended_at_once => "both names",
+                        0 if self.rules.set_is_extended_in_one_step => "both names",
                         name => ["x", "y"][name],
                     };
                     format!("the extension of {names} arrives at node {node}")

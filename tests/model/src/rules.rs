@@ -156,8 +156,8 @@ rules! {
     sets_are_whole
     /// A node that refuses a name of a set keeps none of the set's names.
     refused_set_is_undone
-    /// A node extends all names of a set at once.
-    set_is_extended_at_once
+    /// A node extends all names of a set in one step.
+    set_is_extended_in_one_step
     /// A repetition whose confirmation was refused undoes the grant and extends it once more, before
     /// it releases the grant.
     refusal_is_repeated

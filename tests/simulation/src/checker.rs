@@ -20,8 +20,8 @@
 //!    T.
 //! 8. *Answered*: a waiter gets its answer when its patience ends, or sooner. At the end no process
 //!    counts waiters.
-//! 9. *Promised*: an answer is not undone by another request for the same owner. A repeated request is
-//!    not refused while its owner holds the lock.
+//! 9. *Promised*: an answer is not undone by another request for the same owner. A request is not
+//!    answered `Held` if its own owner holds the lock for the whole request.
 //! 10. *Idle*: without faults, a lock for which clients wait is not free for longer than a poll
 //!     takes.
 //!
@@ -321,7 +321,7 @@ fn answers_stand(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// A request is not refused because somebody holds the lock, if that is its own owner all the time.
+/// A request is not answered `Held` if its own owner holds the lock for the whole request.
 fn holders_are_not_refused(history: &History, found: &mut Vec<Violation>) {
     let all = by_name::split(history);
     for asked in &history.operations {

@@ -306,7 +306,9 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
                     entry.is_sent = true;
                 });
             };
-            let released = Box::pin(access.gateway().force_release((name, slot), found)).await;
+            let client = access.client();
+            let released =
+                Box::pin(access.gateway().force_release((name, slot), client, found)).await;
             released.map_err(|refusal| match refusal {
                 Refusal::Lock(LockError::NotHolder(by)) => {
                     ApiError::not_forced(&by, access.caller().may(Verb::Inspect, name))

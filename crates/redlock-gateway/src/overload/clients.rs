@@ -64,7 +64,7 @@ pub struct Client {
     pub deferred: Counter,
     /// Callbacks under way.
     pub callbacks: Concurrency,
-    /// Locks whose release a master has not confirmed yet.
+    /// Locks with a release that failed on a master and is being retried.
     pub pending_releases: ReleaseAccount,
     /// The locks that are watched by name.
     pub watched_locks: LockNames,

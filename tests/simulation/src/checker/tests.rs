@@ -288,7 +288,7 @@ fn a_lock_that_was_extended_in_time_and_lost() {
 }
 
 #[test]
-fn a_repetition_that_is_refused_although_its_owner_holds_the_lock() {
+fn a_repetition_of_the_holder_that_is_refused() {
     let of = |owner| Request::Acquire { owner: Some(owner), ttl_ms: 100, patience_ms: None };
     let first = || Script::default().granted(1, 10, grant(A, 5), 100);
     first().ask(20, 30, of(A), Answer::Held).finds(&[Demand::Promised]);

@@ -91,7 +91,7 @@ fn vote() -> impl Strategy<Value = Vote> {
     prop_oneof![9 => any_vote(), 1 => each]
 }
 
-/// A vote about one lock. It names no place in a set.
+/// A vote about one lock. It does not say which lock of a set it is about.
 fn vote_on_one() -> impl Strategy<Value = Vote> {
     any_vote().prop_filter("on one lock", |vote| {
         vote.lock_of_set() == 0 && !matches!(vote, Vote::FoundOfSet(_))

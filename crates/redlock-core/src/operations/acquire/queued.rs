@@ -146,10 +146,11 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
     /// Whether the waiter must read the lock before it is refused. The queue's last refusal may be too
     /// old: since then another gateway may have granted the lock to an earlier request of the owner.
     fn must_read(&self, now: Instant) -> bool {
+        let is_unknown_anyway = self.has_tried && is_undecided(&self.last_error(now));
         self.params.owner_is_shared
             && !self.is_no_holder
             && !self.asked_at_end
-            && !(self.has_tried && is_undecided(&self.last_error(now)))
+            && !is_unknown_anyway
     }
 
     /// The error of a superseded waiter. Without a quorum, an earlier request of the owner may have
