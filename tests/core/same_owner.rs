@@ -21,7 +21,6 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::support::cluster::OUTLASTING_MS;
 use crate::support::harness::{PATIENCE, eventually};
 use crate::support::nodes::{
     AGAIN, LONG_MS, Lock, PREFIX, assert_extended, intercepted, memory_nodes, name, node_settings,
@@ -288,12 +287,13 @@ async fn acquire_set(locks: &Redlock, set: &LockSet, owner: Owner) -> Result<Lea
 #[tokio::test]
 async fn a_failed_release_of_slots_is_retried_until_it_succeeds() {
     let memory = memory_nodes();
-    let failures = AtomicU32::new(0);
+    let tries = Arc::new(AtomicU32::new(0));
+    let seen = tries.clone();
     let mut nodes: Vec<Arc<dyn Node>> =
         memory.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
     nodes[0] = intercepted(memory[0].clone(), move |node, task| {
         let is_release = matches!(*task.op, Op::Release { .. });
-        if is_release && failures.fetch_add(1, Ordering::Relaxed) < 3 {
+        if is_release && tries.fetch_add(1, Ordering::Relaxed) < 3 {
             let detail = "MISCONF".to_owned();
             let failure = Failure { reason: Reason::Error, effect: Effect::Possible, detail };
             let votes = vec![Vote::Failed(failure); task.op.keys().count()];
@@ -306,13 +306,12 @@ async fn a_failed_release_of_slots_is_retried_until_it_succeeds() {
     let pool = name("pool");
     let slots = Some(Slots::new(2, 2).unwrap());
     let options = AcquireOptions { slots, ..AcquireOptions::default() };
-    let lease =
-        locks.acquire(&pool, ttl(OUTLASTING_MS), options).await.expect("the slots are free");
+    let lease = locks.acquire(&pool, ttl(LONG_MS), options).await.expect("the slots are free");
     locks.release(&pool, &lease.token).await.expect("a majority releases");
     eventually("the node releases the slots", async || {
         let keys = [pool.clone(), pool.of_slot(2)].map(|lock| Keys::new(PREFIX, &lock));
         let is_free = |keys: Keys| memory[0].run(&Op::Inspect { keys }) == Vote::Missing;
-        keys.into_iter().all(is_free).then_some(())
+        (keys.into_iter().all(is_free) && seen.load(Ordering::Relaxed) == 4).then_some(())
     })
     .await;
 }
