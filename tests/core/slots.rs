@@ -212,6 +212,26 @@ async fn an_undelivered_grant_goes_to_the_waiters_of_each_lock_at_once() {
     }
 }
 
+/// The first waiter here gets one of the slots by a handoff.
+#[tokio::test(start_paused = true)]
+async fn slots_released_together_go_to_the_waiters_of_two_gateways_at_once() {
+    let nodes = memory_nodes().into_iter().map(|node| node as Arc<dyn Node>).collect::<Vec<_>>();
+    let [here, there] = [(); 2].map(|()| redlock(nodes.clone(), NODE_TIMEOUT));
+    let pool = name("pool");
+    let lease = acquire(&here, &pool, asking(2, 2)).await;
+    let (elsewhere, begun) = waiting(&there, &pool, asking(2, 1), PATIENCE);
+    begun.await.expect("it waits");
+    let (first, begun) = waiting(&here, &pool, asking(2, 1), PATIENCE);
+    begun.await.expect("it waits");
+    let since = Instant::now();
+    here.release(&pool, &lease.token).await.expect("held");
+    for (waiter, who) in [(first, "here"), (elsewhere, "elsewhere")] {
+        let (granted, at) = waiter.await.expect("no panic");
+        granted.expect("a slot is free");
+        assert!(at - since <= BY_A_HINT, "{who}: {:?}", at - since);
+    }
+}
+
 /// One master hangs, so every extension must find its two votes among the two others.
 #[tokio::test]
 async fn each_of_many_extensions_has_its_own_result() {
