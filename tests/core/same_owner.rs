@@ -176,13 +176,20 @@ async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
 /// A wait that is much shorter than the time between two polls of a queue.
 const SHORT_WAIT: Duration = Duration::from_millis(20);
 
-/// Another client waits for a lock, and its queue remembers who held the lock when it last asked.
-/// Returns the waiter's task. The lock must be held.
-async fn with_a_waiter(locks: &Redlock, lock: &LockName) -> JoinHandle<Result<Lease, LockError>> {
+/// The task of a request that waits.
+type Waiter = JoinHandle<Result<Lease, LockError>>;
+
+/// Another client waits for a lock, and its queue remembers who held the lock when it last asked. The
+/// lock must be held.
+async fn with_a_waiter(locks: &Redlock, lock: &LockName) -> Waiter {
+    waiting(locks, lock, AcquireOptions::default()).await
+}
+
+/// Returns when the request waits.
+async fn waiting(locks: &Redlock, lock: &LockName, options: AcquireOptions) -> Waiter {
     let (locks, lock) = (locks.clone(), lock.clone());
     let (sender, waits) = oneshot::channel();
     let waiter = tokio::spawn(async move {
-        let options = AcquireOptions::default();
         let on_wait = || {
             let _ = sender.send(());
             Ok(())
@@ -316,19 +323,24 @@ async fn a_failed_release_of_slots_is_retried_until_it_succeeds() {
     .await;
 }
 
-/// The memory of the queue is older than the grant, which another gateway has given.
-#[tokio::test]
-async fn a_repetition_behind_a_waiter_gets_a_grant_from_elsewhere() {
+/// A gateway at which a request waits, and a grant that another gateway has given since. So the memory
+/// of the queue is older than the grant.
+async fn granted_elsewhere(lock: &LockName, owner: Owner) -> (Redlock, Waiter, Lease) {
     // An intercepted node passes on no hints, so the waiter does not ask again.
     let nodes: Vec<_> = memory_nodes().into_iter().map(|node| intercepted(node, pass_on)).collect();
     let here = redlock(nodes.clone(), Duration::from_secs(1));
     let there = redlock(nodes, Duration::from_secs(1));
-    let lock = name("job");
-    let held = acquire_at_once(&here, &lock, OsEntropy.owner()).expect("the lock is free");
-    let waiter = with_a_waiter(&there, &lock).await;
-    let owner = OsEntropy.owner();
-    here.release(&lock, &held.token).await.expect("the lock is held");
-    let lease = acquire_at_once(&here, &lock, owner).expect("the lock is free");
+    let held = acquire_at_once(&here, lock, OsEntropy.owner()).expect("the lock is free");
+    let waiter = with_a_waiter(&there, lock).await;
+    here.release(lock, &held.token).await.expect("the lock is held");
+    let lease = acquire_at_once(&here, lock, owner).expect("the lock is free");
+    (there, waiter, lease)
+}
+
+#[tokio::test]
+async fn a_repetition_behind_a_waiter_gets_a_grant_from_elsewhere() {
+    let (lock, owner) = (name("job"), OsEntropy.owner());
+    let (there, waiter, lease) = granted_elsewhere(&lock, owner).await;
     for _ in 0..3 {
         let again = acquire_shortly(&there, &lock, owner).await.expect("the owner has the lock");
         assert_eq!((again.token, again.replayed), (lease.token, true));
@@ -339,36 +351,17 @@ async fn a_repetition_behind_a_waiter_gets_a_grant_from_elsewhere() {
 /// A newer request with the queue mode `newest` supersedes the repetition.
 #[tokio::test]
 async fn a_superseded_repetition_gets_a_grant_from_elsewhere() {
-    let nodes: Vec<_> = memory_nodes().into_iter().map(|node| intercepted(node, pass_on)).collect();
-    let here = redlock(nodes.clone(), Duration::from_secs(1));
-    let there = redlock(nodes, Duration::from_secs(1));
-    let lock = name("job");
-    let held = acquire_at_once(&here, &lock, OsEntropy.owner()).expect("the lock is free");
-    let waiter = with_a_waiter(&there, &lock).await;
-    let [owner, other] = [OsEntropy.owner(), OsEntropy.owner()];
-    here.release(&lock, &held.token).await.expect("the lock is held");
-    let lease = acquire_at_once(&here, &lock, owner).expect("the lock is free");
+    let (lock, owner) = (name("job"), OsEntropy.owner());
+    let (there, waiter, lease) = granted_elsewhere(&lock, owner).await;
     let newest = |owner| {
-        let (locks, lock) = (there.clone(), lock.clone());
         let options = AcquireOptions { queue: QueueMode::Newest, ..shared_by(owner) };
-        let (sender, waits) = oneshot::channel();
-        let on_wait = || {
-            let _ = sender.send(());
-            Ok(())
-        };
-        let request = tokio::spawn(async move {
-            locks.acquire_within(&lock, ttl(LONG_MS), options, PATIENCE, on_wait).await
-        });
-        (request, waits)
+        waiting(&there, &lock, options)
     };
-    let (again, waits) = newest(owner);
-    waits.await.expect("the request waits");
-    let (superseding, waits) = newest(other);
-    waits.await.expect("the request waits");
+    let again = newest(owner).await;
+    let superseding = newest(OsEntropy.owner()).await;
     let again = again.await.expect("no panic").expect("the owner has the lock");
     assert_eq!((again.token, again.replayed), (lease.token, true));
-    let (third, waits) = newest(OsEntropy.owner());
-    waits.await.expect("the request waits");
+    let third = newest(OsEntropy.owner()).await;
     assert_eq!(superseding.await.expect("no panic").err(), Some(LockError::Superseded));
     waiter.abort();
     third.abort();

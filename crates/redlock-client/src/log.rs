@@ -129,7 +129,8 @@ mod tests {
                 [b'P', b'O', ..] => {
                     let lease = json!({
                         "name": "a", "token": "1.1", "fencing_token": 1,
-                        "ttl_ms": ttl.as_millis(), "validity_ms": ttl.as_millis(), "elapsed_ms": 0, "expires_at": "",
+                        "ttl_ms": ttl.as_millis(), "validity_ms": ttl.as_millis(),
+                        "elapsed_ms": 0, "expires_at": "",
                         "nodes_granted": 2, "nodes_total": 3,
                     });
                     (201, lease.to_string())

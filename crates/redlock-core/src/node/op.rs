@@ -170,8 +170,8 @@ impl Op {
         }
     }
 
-    /// The work on a node, in operations on one lock. Sixteen locks are read about as fast as one is
-    /// set.
+    /// What the operation counts in a queue of the node: its locks. Sixteen readings count as one, as
+    /// they do in the limits of the gateway.
     pub(crate) fn cost(&self) -> usize {
         let locks = self.keys().count();
         if matches!(self, Self::Inspect { .. }) { locks.div_ceil(16) } else { locks }

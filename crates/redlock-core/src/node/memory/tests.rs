@@ -7,10 +7,16 @@ use crate::model::clock::{Entropy, OsEntropy, SystemClock};
 use crate::model::types::{Info, LockToken, Ttl};
 use crate::node::ReleaseScope;
 
+/// On a busy machine a test may stand still for seconds between two operations, so clocks may differ by
+/// an hour.
+fn settings() -> NodeSettings {
+    NodeSettings::default().with_max_clock_skew(Duration::from_secs(3600))
+}
+
 #[test]
 fn a_snapshot_restores_on_another_node() {
-    let [one, other] = ["one", "other"]
-        .map(|name| MemoryNode::new(name, Arc::new(SystemClock), NodeSettings::default()));
+    let [one, other] =
+        ["one", "other"].map(|name| MemoryNode::new(name, Arc::new(SystemClock), settings()));
     let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
     let (owner, nonce) = OsEntropy.owner_and_nonce();
     let t = FencingToken::new(SystemClock.wall_micros()).unwrap();
@@ -29,7 +35,7 @@ fn a_snapshot_restores_on_another_node() {
 /// late repair passed.
 #[test]
 fn no_repair_after_a_release_however_an_extension_failed() {
-    let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
+    let node = MemoryNode::new("n", Arc::new(SystemClock), settings());
     let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
     let ttl = Ttl::from_millis(30_000).unwrap();
     for sets in 0..4 {
@@ -65,7 +71,7 @@ fn no_repair_after_a_release_however_an_extension_failed() {
 
 #[test]
 fn reusing_one_name_takes_no_more_memory() {
-    let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
+    let node = MemoryNode::new("n", Arc::new(SystemClock), settings());
     let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
     let ttl = Ttl::from_millis(30_000).unwrap();
     let now = SystemClock.wall_micros();
@@ -101,8 +107,7 @@ fn reusing_one_name_takes_no_more_memory() {
 #[test]
 fn a_limited_node_reports_memory_and_refuses_writes_beyond() {
     let max = 200_000;
-    let node =
-        MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default()).with_max_memory(max);
+    let node = MemoryNode::new("n", Arc::new(SystemClock), settings()).with_max_memory(max);
     let memory = || node.status().borrow().memory.expect("memory is reported");
     assert_eq!((memory().used, memory().max), (0, max));
     let fits = |n: u32| node.set_foreign(n.to_string().as_bytes(), &[0; 1000], None);
@@ -126,7 +131,7 @@ fn a_limited_node_reports_memory_and_refuses_writes_beyond() {
 
 #[test]
 fn bytes_in_use_follow_every_change_of_keys() {
-    let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
+    let node = MemoryNode::new("n", Arc::new(SystemClock), settings());
     let used = || node.lock().bytes;
     node.set_foreign(b"a", &[0; 100], None);
     let once = used();
