@@ -51,7 +51,7 @@ pub(crate) struct Round {
     not_after: Instant,
     observer: Arc<dyn Observer>,
     trace: Option<Box<dyn RoundTrace>>,
-    /// Keeps a release that failed on a node, to retry it, and counts it for its client.
+    /// Where a release that failed on a node waits for its retry, and the account of its client.
     pending: Option<(Arc<PendingReleases>, ReleaseAccount)>,
     /// Whether a release is also retried on a node that refuses its T as too far ahead of the
     /// node's clock.
@@ -59,9 +59,9 @@ pub(crate) struct Round {
     /// What repairs nodes that lost the lock, and when the extension began. `None` for other
     /// operations.
     repairs: Option<(Arc<Repairs>, Began)>,
-    /// The rounds about the other locks, if nodes vote on each lock of a set. This round asks the one
-    /// question about all of them, and counts the votes on the first. Each of the others only counts
-    /// the votes on its own lock.
+    /// The rounds of the other locks, if nodes vote on each lock of a set. This round asks the nodes
+    /// about the whole set, and counts the votes on the first lock. The other rounds ask nobody: each
+    /// counts the votes on its own lock.
     others: Vec<Arc<Round>>,
     ballot: Mutex<Ballot>,
     decided: AtomicWaker,

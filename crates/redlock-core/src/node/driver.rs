@@ -239,7 +239,7 @@ pub(super) struct Driver {
     /// When the probe under way was sent, on the monotonic clock.
     probe_sent: Duration,
     earlier: Option<Earlier>,
-    /// The processes that voted before `earlier`, the latest at the end.
+    /// The processes that voted before `earlier`, from the oldest to the latest.
     left: VecDeque<String>,
     /// The number of the last numbered call.
     number: u64,

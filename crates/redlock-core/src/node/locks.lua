@@ -477,8 +477,8 @@ local function acquire_set(set, record, ttl, t_num)
   return GRANTED
 end
 
--- Undoes the grant of every lock of a set. A failure is the vote, so that the undo is sent again.
--- Otherwise the vote is 5 (released) if any lock was released.
+-- Undoes a grant on every lock of a set. If the undo fails on a lock, that failure is the vote, and the
+-- gateway retries the undo. Otherwise the vote is 5 (released) if any lock was released.
 local function undo_set(set, grant, t_num)
   local first, rank = nil, -1
   for place, lock in ipairs(set) do

@@ -198,8 +198,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         Ok(Vote::Each(votes.collect()))
     }
 
-    /// Undoes the grant of every lock of a set. A failure is the vote, so that the undo is sent
-    /// again. Otherwise the vote is `Released` if any lock was released.
+    /// Undoes a grant on every lock of a set. If the undo fails on a lock, that failure is the vote,
+    /// and the gateway retries the undo. Otherwise the vote is `Released` if any lock was released.
     #[cold]
     fn undo_set(&mut self, keys: &Keys, record: &Record) -> Result<Vote, KeyError> {
         let rank = |vote: &Vote| match vote {

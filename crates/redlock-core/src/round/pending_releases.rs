@@ -75,7 +75,8 @@ struct Pending {
     _counted: Counted,
 }
 
-/// One pending release in the accounts of its node and its client. The drop takes it out of both.
+/// Counts the locks of one pending release in two accounts: that of its node and that of its client.
+/// Dropping this value removes them from both.
 struct Counted {
     accounts: [ReleaseAccount; 2],
     locks: usize,
@@ -130,8 +131,8 @@ impl PendingReleases {
         self.under_way.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A release has ended. `failed` is the node, the release and its client if the release has to be
-    /// retried.
+    /// Notes that a release has ended. If it failed, `failed` has its node, its operation and the
+    /// account of its client, and the release is retried.
     pub(crate) fn ended(&self, failed: Option<(usize, &Arc<Op>, &ReleaseAccount)>) {
         if let Some((node, op, client)) = failed {
             self.enqueue(node, op.clone(), client);

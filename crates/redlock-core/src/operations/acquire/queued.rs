@@ -49,7 +49,7 @@ pub(super) struct Queued<'a, F> {
     pub(super) own_error: Option<LockError>,
     /// Whether the request has asked for its own grant at the end of its wait.
     pub(super) asked_at_end: bool,
-    /// Whether a newer request has taken this one's place.
+    /// Whether a newer request supersedes this one, which has left the queue.
     pub(super) is_superseded: bool,
 }
 
