@@ -12,7 +12,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::support::certificates::{Authority, Client};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{daily_or_long, eventually};
+use crate::support::harness::{daily_or_long, eventually, masters};
 use crate::support::http2::{
     CONTINUATION, END_HEADERS, END_STREAM, HEADERS, Http2, SETTINGS, block, frame, get,
 };
@@ -492,4 +492,39 @@ async fn waiting_http2_streams_stay_within_their_stated_memory() {
     let connections = stated(&launch, "--max-connections").await;
     let stated = connections + stated(&launch, "--max-waiters").await;
     holds_in(&gateway, stated * OF_TASKS, before, "waiting streams", count).await;
+}
+
+#[tokio::test]
+async fn pending_releases_stay_within_their_stated_memory() {
+    let mut servers = masters(3);
+    let launch = Launch::over(&servers).env("RUST_LOG", "info");
+    let gateway = launch.clone().start().await;
+    gateway.all_nodes_admitted().await;
+    let acquire_and_release = async |number: usize| {
+        let body = json!({ "ttl_ms": 60_000, "slots": 256, "take": 256 });
+        let name = format!("job-{number}");
+        let lease = gateway.acquire_soon(&name, body).await;
+        assert_eq!(gateway.delete(&name, &lease.token).await.status, 204);
+    };
+    for number in 0..20 {
+        acquire_and_release(number).await;
+    }
+    servers[0].kill();
+    eventually("the master votes no longer", async || {
+        let states = gateway.readyz().await.json()["nodes"].to_string();
+        states.contains("\"state\":\"connecting\"").then_some(())
+    })
+    .await;
+    let before = resident(&gateway).await;
+    let mut count = 0;
+    let abandoned = ("redlock_releases_abandoned_total", ["node"]);
+    while Samples::of(&gateway).await.non_zero(abandoned.0, &abandoned.1).is_empty() {
+        acquire_and_release(count).await;
+        count += 1;
+    }
+    // One node may take half of it.
+    let stated = stated(&launch, "pending").await / 2.0;
+    holds_in(&gateway, stated * 1.1, before, "pending releases of 256 locks", count).await;
+    let grown = resident(&gateway).await - before;
+    assert!(grown > stated / 2.0, "{grown} bytes are kept; {stated} were counted");
 }

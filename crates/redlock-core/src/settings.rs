@@ -40,6 +40,9 @@ pub struct Settings {
     pub max_waiters: usize,
     /// How many requests may wait for the same lock.
     pub max_waiters_per_lock: usize,
+    /// How many bytes of memory the pending releases may take. A release is pending while a node has
+    /// not confirmed it. Without room, the node keeps the lock until its TTL ends.
+    pub max_pending_release_bytes: usize,
 }
 
 impl Settings {
@@ -94,7 +97,8 @@ impl Settings {
 
 impl Default for Settings {
     /// Key prefix `lock:`, `max_ttl` 5 minutes, `max_clock_skew` 2 s, `node_timeout` 50 ms,
-    /// `drift_factor` 1 %, at most 10,000 waiters, and at most 1,024 for one lock.
+    /// `drift_factor` 1 %, at most 10,000 waiters, at most 1,024 for one lock, and
+    /// 32 MiB of pending releases.
     fn default() -> Self {
         Self {
             key_prefix: "lock:".into(),
@@ -104,6 +108,7 @@ impl Default for Settings {
             drift_factor: 0.01,
             max_waiters: 10_000,
             max_waiters_per_lock: 1_024,
+            max_pending_release_bytes: 32 * 1024 * 1024,
         }
     }
 }

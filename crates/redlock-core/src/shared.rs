@@ -68,6 +68,7 @@ impl Shared {
             env.observer.clone(),
             of_locks,
             settings.node.max_clock_skew,
+            settings.max_pending_release_bytes,
         );
         let tokens = HybridClock::new(env.clock.clone(), settings.node.max_clock_skew);
         let fairness = Arc::new(Fairness::new(env.entropy.as_ref()));

@@ -147,22 +147,11 @@ async fn check_nodes(config: &Config) -> bool {
 /// Prints how much memory the limits may take, and how many connections the file descriptors allow.
 fn print_capacity(config: &Config) {
     let (costs, sum) = config.capacity.costs();
-    let costs = costs.map(|(flag, count, cost)| format!("{flag} {count}: {cost}")).join(", ");
-    let locks = match config.capacity.locks {
-        0 => String::new(),
-        bytes => format!(", locks: {}", bytesize::ByteSize::b(bytes)),
-    };
-    let events = bytesize::ByteSize::b(config.capacity.events);
-    let watched = bytesize::ByteSize::b(config.capacity.watched);
-    let large = bytesize::ByteSize::b(config.capacity.large_answers);
-    let tables = match config.capacity.header_tables {
-        0 => String::new(),
-        bytes => format!(", header tables: {}", bytesize::ByteSize::b(bytes)),
-    };
-    let budget = config.capacity.budget();
-    println!(
-        "memory: at most {sum} of {budget} ({costs}, unread events: {events}, watched locks: {watched}, unread answers: {large}{tables}{locks})"
-    );
+    let costs = costs.map(|(flag, count, cost)| format!("{flag} {count}: {cost}")).into_iter();
+    let pools = config.capacity.pools().into_iter().filter(|(_, bytes)| bytes.as_u64() > 0);
+    let pools = pools.map(|(what, bytes)| format!("{what}: {bytes}"));
+    let parts: Vec<_> = costs.chain(pools).collect();
+    println!("memory: at most {sum} of {} ({})", config.capacity.budget(), parts.join(", "));
     if let Some(excess) = config.capacity.excess() {
         println!("  WARNING: {excess}");
     }

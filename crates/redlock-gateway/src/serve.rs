@@ -643,6 +643,7 @@ fn settings(config: &Config) -> Settings {
         node: NodeSettings::default().with_max_clock_skew(settings.clock_skew),
         max_waiters: config.capacity.waiters,
         max_waiters_per_lock: settings.max_waiters_per_lock,
+        max_pending_release_bytes: usize::try_from(config.capacity.releases).unwrap_or(usize::MAX),
     }
 }
 

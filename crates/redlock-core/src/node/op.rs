@@ -177,6 +177,21 @@ impl Op {
         if matches!(self, Self::Inspect { .. }) { locks.div_ceil(16) } else { locks }
     }
 
+    /// Bytes of memory that a kept operation takes, with what the allocator adds.
+    pub(crate) fn memory(&self) -> usize {
+        /// Bytes of an allocation beyond its content, and those that count the references of [`Bytes`].
+        const ALLOCATION: usize = 48;
+        let of_keys = |keys: &Keys| size_of::<Keys>() + keys.fence.len() + ALLOCATION;
+        let record = match self {
+            Self::Acquire { record, .. }
+            | Self::Extend { record, .. }
+            | Self::Repair { record, .. }
+            | Self::Release { record, .. } => record.as_bytes().len() + ALLOCATION,
+            Self::Inspect { .. } => 0,
+        };
+        size_of::<Self>() + ALLOCATION + record + self.keys().each().map(of_keys).sum::<usize>()
+    }
+
     /// Whether a node votes on each lock of a set ([`Vote::Each`]).
     pub(crate) fn is_on_each(&self) -> bool {
         self.keys().others.is_some()

@@ -6,10 +6,10 @@
 //! again. So a failed release stays pending for `max_ttl` plus `max_clock_skew`. After that time,
 //! every lock that the release could remove has ended.
 //!
-//! A node has room for the pending releases of [`MAX_PENDING`] locks. The locks of a client, on all
-//! nodes, may be no more than the room that is left on this node. So with one node away, a client may
-//! fill half of it. A release without room is abandoned and counted, and the lock that it would have
-//! removed stays until its TTL ends.
+//! The pending releases of all nodes share a limit on their memory. Those of one client may take no
+//! more than what is left, and neither may those of one node. So alone, each of them takes half of it
+//! at most. A release without room is abandoned and counted, and the lock that it would have removed
+//! stays until its TTL ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,21 +24,19 @@ use tokio::time::Instant;
 use crate::node::eligibility::ClusterConfig;
 use crate::node::{Node, NodeState, Observer, Op, Reply, Vote, Voter};
 
-/// The limit on locks whose release is pending, per node.
-const MAX_PENDING: usize = 65_536;
 /// The limit on releases that are retried on one node at the same time.
 const MAX_IN_FLIGHT: usize = 128;
 /// The pause before the next retries, after a node failed a release again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Counts locks with a pending release: those of a client on all nodes, or those of a node. Clones
-/// share the count.
+/// Counts bytes of pending releases: those of a client, those of a node, or all. Clones share the
+/// count.
 #[derive(Debug, Clone, Default)]
 pub struct ReleaseAccount(Arc<AtomicUsize>);
 
 impl ReleaseAccount {
-    /// How many locks have a pending release now.
-    pub fn count(&self) -> usize {
+    /// How many bytes the pending releases take now.
+    pub fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -46,6 +44,9 @@ impl ReleaseAccount {
 pub(crate) struct PendingReleases {
     nodes: Vec<Arc<dyn Node>>,
     queues: Vec<Queue>,
+    /// The releases of all nodes, and the limit on their bytes.
+    of_all: ReleaseAccount,
+    limit: usize,
     observer: Arc<dyn Observer>,
     life: Duration,
     max_clock_skew: Duration,
@@ -75,43 +76,44 @@ struct Pending {
     _counted: Counted,
 }
 
-/// Counts the locks of one pending release in two accounts: that of its node and that of its client.
-/// Dropping this value removes them from both.
+/// Counts the bytes of one pending release in three accounts: all, that of its node and that of its
+/// client. Dropping this value removes them from each.
 struct Counted {
-    accounts: [ReleaseAccount; 2],
-    locks: usize,
+    accounts: [ReleaseAccount; 3],
+    bytes: usize,
 }
 
 impl Counted {
     /// `None` without room.
-    fn new(of_node: &ReleaseAccount, of_client: &ReleaseAccount, locks: usize) -> Option<Self> {
-        let counted = Self { accounts: [of_node.clone(), of_client.clone()], locks };
-        let before =
-            [of_node, of_client].map(|account| account.0.fetch_add(locks, Ordering::Relaxed));
-        (before[0] + before[1] + locks <= MAX_PENDING).then_some(counted)
+    fn new(accounts: [&ReleaseAccount; 3], bytes: usize, limit: usize) -> Option<Self> {
+        let [all, node, client] =
+            accounts.map(|account| account.0.fetch_add(bytes, Ordering::Relaxed));
+        let counted = Self { accounts: accounts.map(Clone::clone), bytes };
+        (all + node.max(client) + bytes <= limit).then_some(counted)
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
         for account in &self.accounts {
-            account.0.fetch_sub(self.locks, Ordering::Relaxed);
+            account.0.fetch_sub(self.bytes, Ordering::Relaxed);
         }
     }
 }
 
 impl PendingReleases {
     /// A release can matter for `max_ttl` plus `max_clock_skew`, or for longer if a marker shows a
-    /// larger bound.
+    /// larger bound. `limit`: the most bytes of pending releases.
     pub(crate) fn start(
         nodes: &[Arc<dyn Node>],
         observer: Arc<dyn Observer>,
         max_ttl: Duration,
         max_clock_skew: Duration,
+        limit: usize,
     ) -> Arc<Self> {
         let mut queues = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
-            // The account limits the channel.
+            // `limit` bounds the channel.
             let (releases, pending) = mpsc::unbounded_channel();
             queues.push(Queue { releases, account: ReleaseAccount::default() });
             tokio::spawn(retry(node.clone(), index, pending, observer.clone()));
@@ -119,6 +121,8 @@ impl PendingReleases {
         Arc::new(Self {
             nodes: nodes.to_vec(),
             queues,
+            of_all: ReleaseAccount::default(),
+            limit,
             observer,
             life: max_ttl + max_clock_skew,
             max_clock_skew,
@@ -171,7 +175,9 @@ impl PendingReleases {
         let bounds = self.nodes.iter().filter_map(bound_on);
         let life = bounds.map(|bound| bound + self.max_clock_skew).fold(self.life, Duration::max);
         let queue = &self.queues[node];
-        let counted = Counted::new(&queue.account, client, op.keys().count());
+        let bytes = size_of::<Pending>() + op.memory();
+        let accounts = [&self.of_all, &queue.account, client];
+        let counted = Counted::new(accounts, bytes, self.limit);
         let kept = counted.is_some_and(|counted| {
             let release = Pending { op, until: Instant::now() + life, _counted: counted };
             queue.releases.send(release).is_ok()
@@ -287,19 +293,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_may_fill_half_of_the_room_that_is_left() {
-        let [node, one, other] = [(); 3].map(|()| ReleaseAccount::default());
-        let all = |client, locks| -> Vec<Counted> {
-            std::iter::from_fn(|| Counted::new(&node, client, locks)).collect()
+    fn a_client_or_node_may_fill_half_of_the_room_that_is_left() {
+        let accounts = || [(); 2].map(|()| ReleaseAccount::default());
+        let (all, nodes, clients) = (ReleaseAccount::default(), accounts(), accounts());
+        let fill = |node: usize, client: usize| -> Vec<Counted> {
+            let accounts = [&all, &nodes[node], &clients[client]];
+            std::iter::from_fn(|| Counted::new(accounts, 8, 1024)).collect()
         };
-        let of_one = all(&one, 256);
-        assert_eq!((one.count(), node.count()), (MAX_PENDING / 2, MAX_PENDING / 2));
-        let of_other = all(&other, 1);
-        assert_eq!((other.count(), node.count()), (MAX_PENDING / 4, MAX_PENDING * 3 / 4));
-        assert!(Counted::new(&node, &one, 1).is_none());
-        drop(of_one);
-        assert_eq!((one.count(), node.count()), (0, MAX_PENDING / 4));
-        drop(of_other);
-        assert_eq!(node.count(), 0);
+        let bytes = || [&all, &nodes[0], &nodes[1], &clients[0], &clients[1]].map(|it| it.bytes());
+        let first = fill(0, 0);
+        assert_eq!(bytes(), [512, 512, 0, 512, 0]);
+        assert!(fill(0, 1).is_empty(), "the node has its share");
+        assert!(fill(1, 0).is_empty(), "the client has its share");
+        let second = fill(1, 1);
+        assert_eq!(bytes(), [768, 512, 256, 512, 256]);
+        drop(first);
+        assert_eq!(bytes(), [256, 0, 256, 0, 256]);
+        drop(second);
+        assert_eq!(bytes(), [0; 5]);
     }
 }

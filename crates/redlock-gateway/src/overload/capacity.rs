@@ -40,7 +40,7 @@ pub const SMALLEST: ByteSize = ByteSize::b(64 * MIB);
 const REFERENCE: u64 = GIB;
 const CONNECTIONS: u64 = 16_000;
 const TLS_CONNECTIONS: u64 = 11_000;
-const HTTP2_CONNECTIONS: u64 = 7_500;
+const HTTP2_CONNECTIONS: u64 = 7_200;
 const IN_FLIGHT: u64 = 4096;
 /// Waiters as a fraction of all connections. Each waiter keeps a connection, and other requests
 /// need connections too.
@@ -52,6 +52,8 @@ const LONG_LIVED_PER_CONNECTIONS: (u64, u64) = (7, 8);
 const EVENTS_PART: u64 = 64;
 /// The same for what was last seen of watched locks.
 const WATCHED_PART: u64 = 64;
+/// The same for pending releases.
+const RELEASES_PART: u64 = 32;
 /// The same for large answers that clients have not read yet.
 const LARGE_ANSWERS_PART: u64 = 16;
 /// The least memory for requests for many locks: the largest takes a third.
@@ -133,6 +135,8 @@ pub struct Capacity {
     pub events: u64,
     /// Bytes for what was last seen of watched locks.
     pub watched: u64,
+    /// Bytes for releases that a master has not confirmed yet.
+    pub releases: u64,
     /// Bytes for large answers that clients have not read.
     pub large_answers: u64,
     /// Bytes for requests for many locks, and for their answers. They are in flight, so they have a part
@@ -166,6 +170,7 @@ impl Capacity {
             locks,
             events: spendable / EVENTS_PART,
             watched: spendable / WATCHED_PART,
+            releases: spendable / RELEASES_PART,
             large_answers: spendable / LARGE_ANSWERS_PART,
             large_requests: (in_flight as u64 * REQUEST_BYTES / 2).max(LEAST_LARGE_REQUESTS),
             header_tables: match given.transport {
@@ -218,10 +223,23 @@ impl Capacity {
             ("--max-in-flight", self.in_flight, cost(self.in_flight, REQUEST_BYTES)),
             ("--max-waiters", self.waiters, cost(self.waiters, WAITER_BYTES)),
         ];
-        let pools = [self.locks, self.events, self.watched, self.large_answers, self.header_tables];
+        let pools = self.pools().map(|(_, bytes)| bytes.as_u64());
         let fixed = BASE_BYTES + pools.iter().sum::<u64>();
         let sum = costs.iter().fold(fixed, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
         (costs, ByteSize::b(sum))
+    }
+
+    /// The limits that are a number of bytes themselves. One is 0 if the process has no use for it.
+    pub fn pools(&self) -> [(&'static str, ByteSize); 6] {
+        [
+            ("unread events", self.events),
+            ("watched locks", self.watched),
+            ("pending releases", self.releases),
+            ("unread answers", self.large_answers),
+            ("header tables", self.header_tables),
+            ("locks", self.locks),
+        ]
+        .map(|(what, bytes)| (what, ByteSize::b(bytes)))
     }
 
     /// A description of the limits if they may cost more than the budget, or `None`.
@@ -343,7 +361,7 @@ mod tests {
         for (transport, expected) in [
             (Transport::Plain, (16_000, 10_000, 4096)),
             (Transport::Tls, (11_000, 6_875, 4096)),
-            (Transport::Http2, (7_500, 4_687, 4096)),
+            (Transport::Http2, (7_200, 4_500, 4096)),
         ] {
             let Capacity { connections, waiters, in_flight, .. } =
                 Capacity::new(Given { transport, ..given(GIB) });

@@ -136,7 +136,7 @@ impl Client {
             &self.deferred,
         ];
         counters.iter().all(|counter| counter.count() == 0)
-            && self.pending_releases.count() == 0
+            && self.pending_releases.bytes() == 0
             && self.quota.is_empty()
     }
 }
