@@ -40,7 +40,7 @@ async fn the_root_leads_to_the_documentation() {
 async fn an_extension_without_a_body_extends_by_the_default_ttl() {
     let gateway = Launch::embedded().flag("--default-ttl", "70s").start().await;
     let lease = gateway.acquire("job").await;
-    for body in [None, Some("{}"), Some("null")] {
+    for body in [None, Some("{}"), Some("null"), Some(" null\n")] {
         let mut call = gateway.call(Method::PATCH, "/locks/job").header("lock-token", &lease.token);
         if let Some(body) = body {
             call = call.header("content-type", "application/json").body(body);

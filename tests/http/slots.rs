@@ -52,7 +52,10 @@ async fn lifecycle(gateway: &Gateway) {
     let problem = refused.problem(409, "lock_held");
     assert_eq!(numbers(&problem["holders"]), [1, 2, 3]);
     let detail = problem["detail"].as_str().unwrap();
-    assert!(detail.starts_with("3 slots are taken, too many for this request"), "{detail}");
+    assert!(
+        detail.starts_with("3 slots are taken, and too few are left for this request"),
+        "{detail}"
+    );
     // A request without slots asks for slot 1.
     gateway.post("pool", json!({})).await.problem(409, "lock_held");
 

@@ -74,11 +74,11 @@ async fn bad_flags_are_refused_with_flag_value_and_allowed_values() {
     let cases: [(&str, &str, &[&str]); 23] = [
         ("--listen", "8080", &["IP:PORT"]),
         ("--listen", "localhost:8080", &["IP:PORT"]),
-        ("--max-ttl", "soon", &["10ms to 1day"]),
-        ("--max-ttl", "2days", &["10ms to 1day"]),
+        ("--max-ttl", "soon", &["10ms to 24h"]),
+        ("--max-ttl", "2days", &["10ms to 24h"]),
         ("--default-ttl", "10m", &["--max-ttl", "5m"]),
-        ("--default-ttl", "1ms", &["10ms to 1day"]),
-        ("--max-wait", "-1s", &["0s to 1day"]),
+        ("--default-ttl", "1ms", &["10ms to 24h"]),
+        ("--max-wait", "-1s", &["0s to 24h"]),
         ("--max-hold", "1s", &["5m to"]),
         ("--node-timeout", "0s", &["1ms to 10s"]),
         ("--clock-skew", "1h", &["100ms to 10m"]),
@@ -134,7 +134,7 @@ async fn bad_flags_are_refused_with_flag_value_and_allowed_values() {
 #[tokio::test]
 async fn bad_environment_variables_and_files_are_refused_like_flags() {
     for (variable, value, words) in [
-        ("REDLOCK_MAX_TTL", "soon", ["--max-ttl", "10ms to 1day"]),
+        ("REDLOCK_MAX_TTL", "soon", ["--max-ttl", "10ms to 24h"]),
         ("REDLOCK_LISTEN", "here", ["--listen", "IP:PORT"]),
         ("REDLOCK_MAX_IN_FLIGHT", "many", ["--max-in-flight", "1 to 1000000"]),
         ("REDLOCK_LOG_FORMAT", "xml", ["--log-format", "text, json"]),
@@ -152,7 +152,7 @@ async fn bad_environment_variables_and_files_are_refused_like_flags() {
     let misplaced_too = format!("listen = ['{secret_url}']\n");
     let cases: [(&str, &str, &[&str]); 10] = [
         ("an unknown key", "max_tll = '5m'", &["line 1", "max_tll", "max_ttl"]),
-        ("a bad value", "max_ttl = 'soon'", &["--max-ttl", "soon", "10ms to 1day"]),
+        ("a bad value", "max_ttl = 'soon'", &["--max-ttl", "soon", "10ms to 24h"]),
         (
             "a number for a duration",
             "listen = '127.0.0.1:0'\nmax_ttl = 300",
@@ -386,6 +386,25 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
         "NOT ENOUGH: 1 of 3 nodes would be admitted now, 2 needed",
     ] {
         assert!(bad.stdout.contains(word), "no {word:?} in\n{}", bad.stdout);
+    }
+
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let taken = taken.local_addr().expect("an address").to_string();
+    for (address, code, word) in [
+        (taken.as_str(), 0, "perhaps a gateway serves there already"),
+        // No machine has this address (RFC 5737).
+        ("192.0.2.1:8080", 1, "WOULD NOT START: --listen 192.0.2.1:8080: "),
+    ] {
+        let arguments = ["check", "--listen", address, "--allow-anonymous", "--embedded"];
+        let checked = Launch::bare(&arguments).finish().await;
+        assert_eq!(checked.code, Some(code), "{checked:?}");
+        assert!(checked.stdout.contains(word), "no {word:?} in\n{}", checked.stdout);
+    }
+    let empty = Scratch::new("keys.toml", "\n");
+    for arguments in [vec!["check"], vec![]] {
+        let arguments = [arguments, vec!["--auth-keys", empty.path()]].concat();
+        let refused = Launch::bare(&arguments).finish().await;
+        assert_refused("keys", &refused, &["--auth-keys", "it is empty"]);
     }
 
     let refused = Launch::bare(&["check", "--max-ttl", "soon"]).finish().await;

@@ -1,12 +1,13 @@
 //! The operator's commands: `check` and `reconfigure`, which talk to nodes, and `key new`.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use redlock_core::Ttl;
 use redlock_core::clock::{OsEntropy, SystemClock};
 use redlock_core::node::Remedy;
@@ -21,7 +22,9 @@ use crate::auth::{Keys, KeysTextError, Secret, Verb, exposed_mode};
 use crate::config::{Config, NodePassword, Nodes, show};
 use crate::output;
 use crate::remedy::{in_flags, in_words};
-use crate::serve::{ServeError, cluster_name, named_cluster, redis_settings, within_descriptors};
+use crate::serve::{
+    ServeError, cluster_name, listeners, named_cluster, redis_settings, within_descriptors,
+};
 
 /// Why a command did not do what it was asked for. Each text contains the text of its source.
 #[derive(Debug, thiserror::Error)]
@@ -65,11 +68,17 @@ pub async fn check(config: &Config) -> bool {
     check_nodes(config).await && starts.is_ok()
 }
 
-/// Checks what only a start would find out, except the listening address: a gateway may serve
-/// there.
+/// Checks what only a start would find out. An address in use is no error, because a gateway may
+/// serve there: an operator checks new flags beside it.
 fn starts(config: &Config) -> Result<(), ServeError> {
     within_descriptors(config.clone())?;
     config.settings.audit_log.as_deref().map_or(Ok(()), AuditFile::check)?;
+    match listeners(config) {
+        Err(error) if error.source.kind() == ErrorKind::AddrInUse => {
+            println!("{error}; perhaps a gateway serves there already");
+        }
+        bound => drop(bound?),
+    }
     Ok(())
 }
 
@@ -84,8 +93,13 @@ async fn check_nodes(config: &Config) -> bool {
     let mut later = 0;
     let mut new = 0;
     let mut seen: Vec<(String, &RedisUrl)> = Vec::new();
-    for (url, master) in urls.iter().zip(masters(config, urls)) {
-        match master.probe(&SystemClock, &OsEntropy).await {
+    let masters = masters(config, urls);
+    let probes = masters.iter().map(|master| master.probe(&SystemClock, &OsEntropy));
+    let probes = join_all(probes).await;
+    let is_new = |probe: &Result<Probe, _>| probe.as_ref().is_ok_and(|it| it.marker.is_none());
+    let skips_wait = config.settings.bootstrap && probes.iter().all(is_new);
+    for ((url, master), probe) in urls.iter().zip(masters).zip(probes) {
+        match probe {
             Ok(found) => {
                 if let Some((_, other)) =
                     seen.iter().find(|(run_id, _)| *run_id == found.facts.run_id)
@@ -102,7 +116,7 @@ async fn check_nodes(config: &Config) -> bool {
                 let waits = matches!(found.verdict, Verdict::Quarantined(..)) && clock_agrees;
                 later += usize::from(waits);
                 new += usize::from(waits && found.marker.is_none());
-                print_probe(&master, &found, config.settings.clock_skew);
+                print_probe(&master, &found, config.settings.clock_skew, skips_wait);
             }
             Err(why) => {
                 // A server without TLS takes the handshake for the beginning of a command and waits
@@ -165,7 +179,8 @@ fn print_capacity(config: &Config) {
     }
 }
 
-fn print_probe(master: &Master, found: &Probe, skew: Duration) {
+/// `skips_wait`: whether `--bootstrap` applies.
+fn print_probe(master: &Master, found: &Probe, skew: Duration, skips_wait: bool) {
     let facts = &found.facts;
     let ours = master.identity.cluster_config();
     let is_ours =
@@ -200,6 +215,9 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
             );
         }
         Verdict::Admitted => println!("  would be admitted at once"),
+        Verdict::Quarantined(..) if skips_wait => {
+            println!("  new: --bootstrap lets it vote at once")
+        }
         Verdict::Quarantined(wait, diagnosis) => {
             let wait = show(*wait);
             let why = in_words(diagnosis);

@@ -726,16 +726,12 @@ fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
         .merge(browser::guarded(pages))
         .merge(browser::guarded(console_pages()))
         .fallback(async || no_such_path())
-        .method_not_allowed_fallback(async || {
-            METHOD_NOT_ALLOWED.because(
-                "this path does not take this method; the Allow header lists those it takes",
-            )
-        });
+        .method_not_allowed_fallback(async || METHOD_NOT_ALLOWED.as_usual());
     (router, labels)
 }
 
 fn no_such_path() -> ApiError {
-    NOT_FOUND.because("the paths of this service are listed under /docs and in /openapi.json")
+    NOT_FOUND.as_usual()
 }
 
 /// Percent-encodes the slashes of a lock's name in the path. Returns `None` if there are none. Some

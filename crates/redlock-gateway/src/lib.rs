@@ -48,4 +48,4 @@ pub mod telemetry;
 mod transport;
 
 pub use reload::Reload;
-pub use serve::{Running, ServeError, check_files, run, within_descriptors};
+pub use serve::{Running, ServeError, check_files, listeners, run, within_descriptors};

@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal};
-use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -14,7 +13,8 @@ use redlock_gateway::config::{self, Config, ConfigError, LogFormat, Nodes, Setti
 use redlock_gateway::output::print_error;
 use redlock_gateway::telemetry::FilterError;
 use redlock_gateway::{
-    Reload, Running, ServeError, check_files, commands, http, run, telemetry, within_descriptors,
+    Reload, Running, ServeError, check_files, commands, http, listeners, run, telemetry,
+    within_descriptors,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -40,15 +40,6 @@ enum Unusable {
     Key(#[from] CommandError),
     #[error("{}: {source}", dir.display())]
     ManualPages { dir: PathBuf, source: io::Error },
-}
-
-/// An address that cannot be listened on.
-#[derive(Debug, thiserror::Error)]
-#[error("{flag}: {address}: {source}")]
-struct Unbound {
-    flag: &'static str,
-    address: SocketAddr,
-    source: io::Error,
 }
 
 fn main() -> ExitCode {
@@ -180,15 +171,9 @@ async fn serve(config: Config) -> ExitCode {
     if let Some(excess) = capacity.excess() {
         tracing::warn!("{excess}");
     }
-    let listen = config.settings.listen;
-    let bound = |flag, address| {
-        TcpListener::bind(address).map_err(|source| Unbound { flag, address, source })
-    };
-    let admin =
-        config.settings.admin_listen.map(|address| bound("--admin-listen", address)).transpose();
-    let (listener, admin) = match (bound("--listen", listen), admin) {
-        (Ok(listener), Ok(admin)) => (listener, admin),
-        (Err(error), _) | (_, Err(error)) => return fail(&error),
+    let listeners = match listeners(&config) {
+        Ok(listeners) => listeners,
+        Err(error) => return fail(&error),
     };
     // The signal handlers are installed before the gateway starts. Without a handler, a signal
     // during the start would kill the process at once.
@@ -208,9 +193,7 @@ async fn serve(config: Config) -> ExitCode {
         Err(error) => return fail(&error),
     };
     let banner = config.clone();
-    match run(listener, admin, shutdown, &reload, config, |running| announce(&banner, running))
-        .await
-    {
+    match run(listeners, shutdown, &reload, config, |running| announce(&banner, running)).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }

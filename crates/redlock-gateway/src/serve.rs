@@ -79,6 +79,8 @@ pub enum ServeError {
     Redlock(#[from] SettingsError),
     #[error(transparent)]
     Socket(#[from] io::Error),
+    #[error(transparent)]
+    Unbound(#[from] Unbound),
     /// The task of the server panicked.
     #[error(transparent)]
     Server(#[from] JoinError),
@@ -103,6 +105,37 @@ pub struct Running {
     pub gateway: Arc<Gateway>,
 }
 
+/// An address that cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("{flag} {address}: {source}")]
+pub struct Unbound {
+    flag: &'static str,
+    address: SocketAddr,
+    pub(crate) source: io::Error,
+}
+
+/// The sockets for clients and for operators alone.
+pub struct Listeners {
+    clients: TcpListener,
+    operators: Option<TcpListener>,
+}
+
+/// Listens on the configured addresses.
+///
+/// # Errors
+/// One of them cannot be listened on.
+pub fn listeners(config: &Config) -> Result<Listeners, Unbound> {
+    let settings = &config.settings;
+    let bound = |flag, address| {
+        TcpListener::bind(address).map_err(|source| Unbound { flag, address, source })
+    };
+    let operators = settings.admin_listen.map(|address| bound("--admin-listen", address));
+    Ok(Listeners {
+        clients: bound("--listen", settings.listen)?,
+        operators: operators.transpose()?,
+    })
+}
+
 /// Checks that the configured files can be used as they are now.
 ///
 /// # Errors
@@ -116,14 +149,12 @@ pub fn check_files(config: &Config) -> Result<(), ServeError> {
 }
 
 /// Serves until `shutdown` resolves, then finishes requests in flight within the configured grace.
-/// Calls `started` once the server listens. On the listener `admin`, serves only probes and
-/// metrics. On a trigger of `reload`, reads all watched files again.
+/// Calls `started` once the server listens. On a trigger of `reload`, reads all watched files again.
 ///
 /// # Errors
 /// A socket, a file or the nodes' settings cannot be used, or the server failed.
 pub async fn run(
-    listener: TcpListener,
-    admin: Option<TcpListener>,
+    Listeners { clients: listener, operators: admin }: Listeners,
     shutdown: impl Future<Output = ()>,
     reload: &Reload,
     config: Config,

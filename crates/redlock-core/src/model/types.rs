@@ -203,8 +203,7 @@ pub enum NameError {
     },
     /// The text has a segment that clients and proxies normalise away.
     #[error(
-        "the name has the segment {found:?} between slashes; allowed are segments that are not \
-         empty, \".\" or \"..\""
+        "the name has the part {found:?} between slashes; no part may be empty, \".\" or \"..\""
     )]
     BadSegment {
         /// The segment.

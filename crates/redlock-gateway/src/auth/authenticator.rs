@@ -295,10 +295,5 @@ fn warn_of_exposure(path: &Path) {
 
 fn keys(path: &Path, contents: &[Content]) -> Result<Keys, KeysError> {
     let content = contents.first().ok_or_else(|| KeysError::NotRead(path.to_owned()))?;
-    // An empty file is refused: a program may have emptied it and be about to write it. An operator
-    // who wants to let nobody in writes a file with only a comment.
-    if content.as_ref().is_ok_and(|bytes| bytes.trim_ascii().is_empty()) {
-        return Err(KeysError::Empty(path.to_owned()));
-    }
     Keys::of_file(path, content)
 }

@@ -57,7 +57,7 @@ pub enum KeysError {
     NotRead(PathBuf),
     #[error("{}: {source}", path.display())]
     Unreadable { path: PathBuf, source: ReadError },
-    #[error("{}: it is empty", .0.display())]
+    #[error("{}: it is empty; to let nobody in, write a file with only a comment", .0.display())]
     Empty(PathBuf),
     #[error("{}: it is not UTF-8", .0.display())]
     NotUtf8(PathBuf),
@@ -116,7 +116,7 @@ pub enum EntryError {
     Pattern(usize),
     #[error("{0} is no duration; expected one such as \"30s\" or \"5m\"")]
     Duration(&'static str),
-    #[error("max_ttl is not allowed; expected 10ms to 1day in whole milliseconds")]
+    #[error("max_ttl is not allowed; expected 10ms to 24h in whole milliseconds")]
     MaxTtl,
     #[error("max_hold is not allowed; expected at least 10ms in whole milliseconds")]
     MaxHold,
@@ -158,6 +158,11 @@ impl Keys {
             path: path.to_owned(),
             source: error.clone(),
         })?;
+        // A program may have emptied the file and be about to write it. An operator who wants to let
+        // nobody in writes a file with only a comment.
+        if bytes.trim_ascii().is_empty() {
+            return Err(KeysError::Empty(path.to_owned()));
+        }
         let text = std::str::from_utf8(bytes).map_err(|_| KeysError::NotUtf8(path.to_owned()))?;
         Self::parse(text).map_err(|source| KeysError::Text { path: path.to_owned(), source })
     }

@@ -22,9 +22,16 @@ pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 #[error("{0}")]
 pub struct InvalidValue(pub(super) String);
 
-/// A duration as people write it: `1m 30s`.
+/// A duration as people write it: `1m 30s`. Hours are the largest unit: `26h`.
 pub fn show(duration: Duration) -> String {
-    humantime::format_duration(duration).to_string()
+    const HOUR: u64 = 3600;
+    let hours = duration.as_secs() / HOUR;
+    let rest = humantime::format_duration(duration - Duration::from_secs(hours * HOUR));
+    match hours {
+        0 => rest.to_string(),
+        _ if rest.get_ref().is_zero() => format!("{hours}h"),
+        _ => format!("{hours}h {rest}"),
+    }
 }
 
 /// The items of a list, without the spaces around them and without empty items, which templates

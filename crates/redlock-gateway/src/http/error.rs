@@ -34,13 +34,13 @@ pub const TTL_WAYS_OUT: &str = "; ask for less and extend the lock while you wor
 
 /// An example of the error with this status and code, if there is one.
 pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
-    let (kind, detail) = kinds::ALL
+    let kind = kinds::ALL
         .iter()
-        .find(|(ProblemKind(of, word, _), _)| of.as_str() == status && word.as_str() == code)?;
-    let error = kind.because(*detail);
-    let mut problem = match *kind {
-        ProblemKind(S::TOO_MANY_REQUESTS | S::SERVICE_UNAVAILABLE, ..) => error.retry_after(SOON),
-        ProblemKind(_, ProblemCode::LockHeld, _) => error.retry_after(LONGEST_PAUSE),
+        .find(|kind| kind.status.as_str() == status && kind.code.as_str() == code)?;
+    let error = kind.as_usual();
+    let mut problem = match (kind.status, kind.code) {
+        (S::TOO_MANY_REQUESTS | S::SERVICE_UNAVAILABLE, _) => error.retry_after(SOON),
+        (_, ProblemCode::LockHeld) => error.retry_after(LONGEST_PAUSE),
         _ => error,
     }
     .problem();
@@ -67,7 +67,7 @@ pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
 /// Whether this code means that the gateway does not know the caller, or does not allow the caller
 /// to do this.
 pub(super) fn is_denial(code: &str) -> bool {
-    [UNAUTHENTICATED, FORBIDDEN].iter().any(|ProblemKind(_, denial, _)| denial.as_str() == code)
+    [UNAUTHENTICATED, FORBIDDEN].iter().any(|kind| kind.code.as_str() == code)
 }
 
 /// The suggested pause before a retry when no better one is known.
@@ -109,10 +109,15 @@ pub struct ApiError {
 }
 
 impl ProblemKind {
+    /// Makes an error with the usual detail.
+    pub(super) fn as_usual(self) -> ApiError {
+        self.because(self.detail)
+    }
+
     /// Makes an error. `detail` states what happened this time, with the refused value and the
     /// allowed values.
     pub(super) fn because(self, detail: impl Into<String>) -> ApiError {
-        let Self(status, code, title) = self;
+        let Self { status, code, title, .. } = self;
         let problem = Problem {
             kind: format!("urn:redlock:problem:{code}"),
             title: title.into(),
@@ -139,8 +144,7 @@ impl ProblemKind {
 impl ApiError {
     /// A defect of the gateway. The log has the cause under the request id of the answer.
     pub fn internal(cause: impl Display) -> Self {
-        let mut error = INTERNAL
-            .because("this is a defect of the gateway; its log has more under this request id");
+        let mut error = INTERNAL.as_usual();
         error.report.cause = Some(cause.to_string());
         error
     }
@@ -191,8 +195,8 @@ impl ApiError {
         let detail = match key {
             Some(key) => format!("the key {key:?} does not have the permission {verb:?} here"),
             None => format!(
-                "this needs an API key with the permission {verb:?}, and this service has no keys; without keys it is allowed \
-                 where the gateway listens on a loopback address"
+                "this needs an API key with the permission {verb:?}, and this gateway has no keys (--auth-keys); without keys, \
+                 only a client on the gateway's own machine may do this: at a loopback address, without headers of a proxy"
             ),
         };
         let challenge =
@@ -246,10 +250,7 @@ impl ApiError {
 
     /// The path names no deferred request that the caller may see.
     pub(super) fn no_such_request() -> Self {
-        REQUEST_NOT_FOUND.because(
-            "this gateway has no such request of this key; the request may have ended, or be at another gateway, or be \
-             lost in a restart; repeat the POST with the same Idempotency-Key",
-        )
+        REQUEST_NOT_FOUND.as_usual()
     }
 
     /// Whether the caller is unknown or lacks the permission.
@@ -259,8 +260,7 @@ impl ApiError {
 
     /// The request must be recorded in the audit log, and cannot be recorded now.
     pub(super) fn unrecorded() -> Self {
-        let detail = "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
-        AUDIT_UNAVAILABLE.because(detail).retry_after(SOON)
+        AUDIT_UNAVAILABLE.as_usual().retry_after(SOON)
     }
 
     /// Names the locks of a set that are held.
@@ -336,11 +336,8 @@ impl From<AuthError> for ApiError {
     fn from(error: AuthError) -> Self {
         const INVALID: &str = "Bearer realm=\"redlock-gateway\", error=\"invalid_token\"";
         let (challenge, detail) = match error {
-            AuthError::Missing => (
-                "Bearer realm=\"redlock-gateway\"",
-                "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key",
-            ),
-            AuthError::Unknown => (INVALID, "what was sent is no API key of this service"),
+            AuthError::Missing => ("Bearer realm=\"redlock-gateway\"", UNAUTHENTICATED.detail),
+            AuthError::Unknown => (INVALID, "what was sent is not an API key of this service"),
             AuthError::Expired => (INVALID, "the API key or the client certificate has expired"),
             // The answer has no challenge, because a browser would react to one by asking its user
             // for a password.
@@ -370,8 +367,8 @@ impl ApiError {
             Refusal::InQuarantine { nodes, left, why } => {
                 let why = if disclosure.nodes { format!(" ({why})") } else { String::new() };
                 let detail = format!(
-                    "too few nodes may vote: some are in quarantine{why}; when enough quarantines have ended, a majority may vote \
-                     again, within {}; this request holds nothing, and whatever it set is being released",
+                    "too few masters may vote, because some may have lost locks and are in quarantine{why}; a majority votes again \
+                     within {}; this request got no lock, and what it set on some masters is being removed",
                     show(Duration::from_secs(left.as_secs() + 1))
                 );
                 NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes, disclosure)
@@ -380,7 +377,8 @@ impl ApiError {
                 let held = show(Duration::from_secs(held.as_secs()));
                 let max = show(max);
                 MAX_HOLD_REACHED.because(format!(
-                    "the lock has been held for {held} and the limit is {max}; release it, then acquire it again"
+                    "the lock was granted {held} ago, and a lock may be held for {max} (--max-hold); release it, then acquire \
+                     it again"
                 ))
             }
             Refusal::Quota(Exceeded { taken, limit, retry_after }) => {
@@ -394,9 +392,9 @@ impl ApiError {
                 QUOTA_EXCEEDED.because(detail).retry_after(retry_after)
             }
             Refusal::Draining => {
-                DRAINING.because("this replica is shutting down; another one may serve").retry_after(SOON)
+                DRAINING.as_usual().retry_after(SOON)
             }
-            Refusal::ClientGone => ABANDONED.because("the client closed the connection while it waited"),
+            Refusal::ClientGone => ABANDONED.as_usual(),
             Refusal::Overloaded => {
                 let detail = "too many requests are in flight (--max-in-flight), or too many of this client; some slots are reserved \
                               for others";
@@ -424,36 +422,29 @@ impl ApiError {
         match error {
             LockError::Held(by) => LOCK_HELD.because(describe(&by)).held_by(&by),
             LockError::NotHolder(by) if disclosure.holder => NOT_HOLDER
-                .because(format!("this token does not hold the lock; {}", describe(&by)))
+                .because(format!("this client does not hold the lock; {}", describe(&by)))
                 .with_holder(&by),
             LockError::NotHolder(_) if disclosure.is_held => {
-                NOT_HOLDER.because("this token does not hold the lock; somebody else does")
+                NOT_HOLDER.because("this client does not hold the lock; somebody else does")
             }
             LockError::NotHolder(_) | LockError::Lost => {
-                LOCK_NOT_FOUND.because("no such lock is held: it was released or has expired")
+                LOCK_NOT_FOUND.as_usual()
             }
             LockError::NoQuorum(nodes) => {
-                let detail = "too few nodes answered in time to decide; this request holds nothing, and whatever it set \
-                              is being released";
-                NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
+                NO_QUORUM.as_usual().retry_after(SOON).nodes(nodes, disclosure)
             }
             // Without reports, the nodes answered. Several grants of one owner may stand, or the
             // answers came too late to be used.
             LockError::Unknown(nodes) if nodes.is_empty() => OUTCOME_UNKNOWN
                 .because(
-                    "the answers of the nodes do not tell whether this was done; a deadline from an earlier answer \
-                     still stands, and trying again is safe",
+                    "the answers of the masters do not tell whether this was done; the deadline of an earlier answer still \
+                     stands; try again",
                 )
                 .retry_after(SOON),
             LockError::Unknown(nodes) => {
-                let detail = "too few nodes answered to tell whether this was done; a deadline from an earlier answer still stands, and \
-                              trying again is safe";
-                OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes, disclosure)
+                OUTCOME_UNKNOWN.as_usual().retry_after(SOON).nodes(nodes, disclosure)
             }
-            LockError::Superseded => SUPERSEDED.because(
-                "a newer request with \"queue\": \"newest\" waits for this lock, and only the newest waits; leave the work \
-                 to that request, and do not try again",
-            ),
+            LockError::Superseded => SUPERSEDED.as_usual(),
             LockError::HeldTooLong { .. } => Refusal::from(error).into(),
             LockError::TtlTooLong { asked, max } => {
                 let asked = asked.millis();
@@ -467,8 +458,8 @@ impl ApiError {
                 let round = round.as_secs_f64() * 1000.0;
                 let least = least.millis();
                 INVALID_TTL.because(format!(
-                    "ttl_ms is {asked}; rounds to the nodes take {round:.1} ms here now, and a tenth of the ttl must cover \
-                     one: at least {least}"
+                    "ttl_ms is {asked}; asking the masters takes {round:.1} ms here now, and that must fit into a tenth of the \
+                     TTL: send at least {least}"
                 ))
             }
             LockError::TooManyWaiters { max, limit } => {
@@ -542,9 +533,11 @@ fn describe_slots(by: &HeldBy) -> String {
     match by.expires_in {
         Some(left) => {
             let left = left.as_millis();
-            format!("{slots}, too many for this request; enough may expire in {left} ms")
+            format!(
+                "{slots}, and too few are left for this request; enough may be free in {left} ms"
+            )
         }
-        None => format!("{slots}, too many for this request"),
+        None => format!("{slots}, and too few are left for this request"),
     }
 }
 

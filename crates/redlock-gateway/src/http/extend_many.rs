@@ -157,8 +157,9 @@ fn checked(name: &str, token: &str) -> Result<(LockName, LockToken), ApiError> {
         return Err(INVALID_NAME.because(detail));
     }
     let token = token_in(token).ok_or_else(|| {
-        INVALID_TOKEN
-            .because("token is no token of this service; send it exactly as it was returned")
+        INVALID_TOKEN.because(
+            "token is not a token of this service; send the token from the answer to the POST",
+        )
     })?;
     Ok((lock_name(name)?, token))
 }

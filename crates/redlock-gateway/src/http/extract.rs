@@ -347,16 +347,10 @@ pub(super) fn no_query(uri: &Uri) -> Result<(), ApiError> {
 pub fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
     let mut values = headers.get_all(&LOCK_TOKEN).iter();
     let Some(value) = values.next() else {
-        let detail =
-            "the Lock-Token header is missing; send the token that acquiring the lock returned";
-        return Err(MISSING_TOKEN.because(detail));
+        return Err(MISSING_TOKEN.as_usual());
     };
     let text = value.to_str().ok().filter(|_| values.next().is_none());
-    text.and_then(token_in).ok_or_else(|| {
-        INVALID_TOKEN.because(
-            "the Lock-Token header holds no token of this service; send it exactly as it was returned, bare or as <token>",
-        )
-    })
+    text.and_then(token_in).ok_or_else(|| INVALID_TOKEN.as_usual())
 }
 
 /// The token in a text, bare or in angle brackets.
@@ -376,8 +370,10 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
             Ok(Some(key.into()))
         }
         // The error does not quote the key. Whoever has the key can get the token with it.
-        _ => Err(INVALID_PARAMETER
-            .because("Idempotency-Key must have 16 to 255 visible ASCII characters")),
+        _ => Err(INVALID_PARAMETER.because(format!(
+            "Idempotency-Key has {} bytes; allowed are 16 to 255 visible ASCII characters",
+            value.len()
+        ))),
     }
 }
 
@@ -577,6 +573,9 @@ pub fn metadata(body: AcquireBody, principal: Option<&str>) -> Result<LockMetada
 /// Default_Ignorable_Code_Point, except the joiners and variation selectors (U+200C, U+200D, U+FE00
 /// to U+FE0F), which Persian and emoji need.
 fn is_deceptive(c: char) -> bool {
+    if c < '\u{ad}' {
+        return false;
+    }
     matches!(c, '\u{2028}' | '\u{2029}')
         || matches!(
             c,

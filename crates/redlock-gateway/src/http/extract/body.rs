@@ -69,7 +69,7 @@ impl<T: DeserializeOwned + Default, const MAX: usize> Json<T, MAX> {
         };
         check_codings(&parts.headers)?;
         // Some generated clients cannot omit a body.
-        if bytes.is_empty() || bytes == b"null" {
+        if matches!(bytes.trim_ascii(), b"" | b"null") {
             return Ok(Self(T::default()));
         }
         let mut content_types = parts.headers.get_all(header::CONTENT_TYPE).iter();
@@ -89,12 +89,12 @@ impl<T: DeserializeOwned + Default, const MAX: usize> Json<T, MAX> {
         // values of the fields.
         if !bytes.trim_ascii_start().starts_with(b"{") {
             return Err(
-                INVALID_BODY.because("the body is no JSON object, such as {\"ttl_ms\": 30000}")
+                INVALID_BODY.because("the body is not a JSON object such as {\"ttl_ms\": 30000}")
             );
         }
         serde_json::from_slice(&bytes)
             .map(Self)
-            .map_err(|error| INVALID_BODY.because(described(&error.to_string())))
+            .map_err(|error| INVALID_BODY.because(described(&error)))
     }
 }
 
@@ -161,13 +161,22 @@ async fn collected(
 
 /// Describes why a body could not be read. The parser's error may quote any part of the body. So an
 /// error with a secret is replaced by another text, and a long error is cut.
-fn described(error: &str) -> String {
-    if holds_secret(error) {
+fn described(error: &serde_json::Error) -> String {
+    use serde_json::error::Category;
+    let (text, line, column) = (error.to_string(), error.line(), error.column());
+    let place = format!(" at line {line} column {column}");
+    let text = text.strip_suffix(&place).unwrap_or(&text);
+    let error = match error.classify() {
+        Category::Eof => format!("the body is not JSON: it ends too early{place}"),
+        Category::Syntax | Category::Io => format!("the body is not JSON: {text}{place}"),
+        Category::Data => text.to_owned(),
+    };
+    if holds_secret(&error) {
         return "there is an API key or a lock token in the wrong place of the body".into();
     }
     match error.char_indices().nth(LONGEST_ERROR) {
         Some((end, _)) => format!("{}…", &error[..end]),
-        None => error.into(),
+        None => error,
     }
 }
 
