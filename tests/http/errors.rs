@@ -62,16 +62,16 @@ async fn bad_lock_names_are_refused_with_the_reason() {
             ["'%' at byte 3", allowed],
         ),
         ("no UTF-8", "/locks/%ff%fe", 400, "invalid_name", ["not UTF-8", "percent-decoding"]),
-        ("a dot", "/locks/.", 400, "invalid_name", ["segment \".\"", "not empty"]),
+        ("a dot", "/locks/.", 400, "invalid_name", ["part \".\"", "may be empty"]),
         (
             "two dots in the middle",
             "/locks/a%2F..%2Fb",
             400,
             "invalid_name",
-            ["segment \"..\"", "not empty"],
+            ["part \"..\"", "may be empty"],
         ),
-        ("two slashes", "/locks/a%2F%2Fb", 400, "invalid_name", ["segment \"\"", "not empty"]),
-        ("a slash at the end", "/locks/a%2F", 400, "invalid_name", ["segment \"\"", "not empty"]),
+        ("two slashes", "/locks/a%2F%2Fb", 400, "invalid_name", ["part \"\"", "may be empty"]),
+        ("a slash at the end", "/locks/a%2F", 400, "invalid_name", ["part \"\"", "may be empty"]),
     ];
     for (what, path, status, code, words) in cases {
         for method in [Method::POST, Method::PATCH, Method::DELETE, Method::GET] {
@@ -510,7 +510,7 @@ async fn unknown_paths_and_methods_get_the_existing_ones() {
             &answer,
             405,
             "method_not_allowed",
-            &["Allow header"],
+            &["header Allow"],
         );
         let sorted = |list: &str| {
             let mut methods: Vec<String> =

@@ -669,7 +669,7 @@ mod tests {
         assert_eq!((problem.status, problem.code.as_str()), (400, "invalid_ttl"));
         assert_eq!(
             problem.detail,
-            "ttl_ms is 10; rounds to the nodes take 3.0 ms here now, and a tenth of the ttl must cover one: at least 40"
+            "ttl_ms is 10; asking the masters takes 3.0 ms here now, and that must fit into a tenth of the TTL: send at least 40"
         );
     }
 }

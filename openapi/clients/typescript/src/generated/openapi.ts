@@ -455,7 +455,7 @@ export interface components {
          *           "name": "reports/weekly",
          *           "status": 404,
          *           "code": "lock_not_found",
-         *           "detail": "no such lock is held: it was released or has expired",
+         *           "detail": "the lock is not held: it was released, or it has expired",
          *           "elapsed_ms": 2
          *         }
          *       ]
@@ -923,7 +923,7 @@ export interface components {
          *       "title": "The lock is held",
          *       "status": 409,
          *       "code": "lock_held",
-         *       "detail": "4 slots are taken, too many for this request; enough may expire in 21400 ms",
+         *       "detail": "4 slots are taken, and too few are left for this request; enough may be free in 21400 ms",
          *       "request_id": "5f2b7c0e9a3d4418",
          *       "retry_after_ms": 5000,
          *       "holder": "build 4711",
@@ -1054,7 +1054,7 @@ export interface components {
          *           "name": "env/production",
          *           "status": 404,
          *           "code": "lock_not_found",
-         *           "detail": "no such lock is held: it was released or has expired"
+         *           "detail": "the lock is not held: it was released, or it has expired"
          *         }
          *       ]
          *     }
