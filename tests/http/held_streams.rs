@@ -271,7 +271,7 @@ async fn a_stream_ends_with_lost_at_max_hold() {
     assert_eq!((&*last.kind, &lost.data["code"]), ("extended", &json!("max_hold_reached")));
     assert_eq!(lost.data["status"], 409, "{lost:?}");
     let detail = lost.data["detail"].as_str().expect("a text");
-    assert!(detail.contains("the limit is 6s"), "{lost:?}");
+    assert!(detail.contains("a lock may be held for 6s"), "{lost:?}");
     assert_eq!(events.try_next().await, None);
     let until = relied_on_until(sent, &last);
     let is_kept = is_held(&gateway, "a").await || Instant::now() > until;
