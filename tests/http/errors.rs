@@ -359,7 +359,10 @@ async fn a_lock_token_must_be_present_once_and_valid() {
         let foreign = call().header("lock-token", &other.token).send().await;
         let problem = foreign.problem(409, "not_holder");
         assert!(
-            problem["detail"].as_str().unwrap().contains("this client does not hold the lock"),
+            problem["detail"]
+                .as_str()
+                .unwrap()
+                .contains("this token or Idempotency-Key does not hold the lock"),
             "{problem:#}"
         );
     }

@@ -349,7 +349,10 @@ async fn a_lock_is_not_extended_beyond_max_hold() {
             }
         };
         let problem = refused.problem(409, "max_hold_reached");
-        assert!(problem["detail"].as_str().unwrap().contains("a lock may be held for 1s"), "{problem:#}");
+        assert!(
+            problem["detail"].as_str().unwrap().contains("a lock may be held for 1s"),
+            "{problem:#}"
+        );
         // The lock can still be released, unless it has expired.
         let released = gateway.delete("job", &lease.token).await;
         assert!([204, 404].contains(&released.status), "{released:?}");

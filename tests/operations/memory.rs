@@ -516,14 +516,17 @@ async fn pending_releases_stay_within_their_stated_memory() {
     })
     .await;
     let before = resident(&gateway).await;
+    let stated = stated(&launch, "pending").await;
     let mut count = 0;
     let abandoned = ("redlock_releases_abandoned_total", ["node"]);
     while Samples::of(&gateway).await.non_zero(abandoned.0, &abandoned.1).is_empty() {
         acquire_and_release(count).await;
         count += 1;
+        let least = count as f64 * 256.0 * 80.0;
+        assert!(least < stated, "{count} releases of 256 locks are kept; check states {stated}");
     }
     // One node may take half of it.
-    let stated = stated(&launch, "pending").await / 2.0;
+    let stated = stated / 2.0;
     holds_in(&gateway, stated * 1.1, before, "pending releases of 256 locks", count).await;
     let grown = resident(&gateway).await - before;
     assert!(grown > stated / 2.0, "{grown} bytes are kept; {stated} were counted");

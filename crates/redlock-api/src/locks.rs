@@ -225,7 +225,7 @@ pub struct HeldLock {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "results": [
     { "name": "env/staging", "status": 204 },
-    { "name": "env/production", "status": 404, "code": "lock_not_found", "detail": "the lock is not held: it was released, or it has expired" }
+    { "name": "env/production", "status": 404, "code": "lock_not_found", "detail": "this grant is not held: it was released, or it has expired" }
 ] })))]
 pub struct ReleaseSetResults {
     /// One result for each name, in the order of the request.
@@ -377,7 +377,7 @@ impl fmt::Debug for LeaseRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "results": [
     { "name": "reports/nightly", "status": 200, "validity_ms": 29696, "elapsed_ms": 2 },
-    { "name": "reports/weekly", "status": 404, "code": "lock_not_found", "detail": "the lock is not held: it was released, or it has expired", "elapsed_ms": 2 }
+    { "name": "reports/weekly", "status": 404, "code": "lock_not_found", "detail": "this grant is not held: it was released, or it has expired", "elapsed_ms": 2 }
 ] })))]
 pub struct ExtendManyResults {
     /// One result for each lease, in the order of the request.

@@ -1,7 +1,7 @@
 //! The operator's commands: `check` and `reconfigure`, which talk to nodes, and `key new`.
 
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::config::{Config, NodePassword, Nodes, show};
 use crate::output;
 use crate::remedy::{in_flags, in_words};
 use crate::serve::{
-    ServeError, cluster_name, listeners, named_cluster, redis_settings, within_descriptors,
+    ServeError, check_addresses, cluster_name, named_cluster, redis_settings, within_descriptors,
 };
 
 /// Why a command did not do what it was asked for. Each text contains the text of its source.
@@ -68,17 +68,11 @@ pub async fn check(config: &Config) -> bool {
     check_nodes(config).await && starts.is_ok()
 }
 
-/// Checks what only a start would find out. An address in use is no error, because a gateway may
-/// serve there: an operator checks new flags beside it.
+/// Checks what only a start would find out.
 fn starts(config: &Config) -> Result<(), ServeError> {
     within_descriptors(config.clone())?;
     config.settings.audit_log.as_deref().map_or(Ok(()), AuditFile::check)?;
-    match listeners(config) {
-        Err(error) if error.source.kind() == ErrorKind::AddrInUse => {
-            println!("{error}; perhaps a gateway serves there already");
-        }
-        bound => drop(bound?),
-    }
+    check_addresses(config, |error| println!("{error}; perhaps a gateway serves there already"))?;
     Ok(())
 }
 
@@ -96,8 +90,14 @@ async fn check_nodes(config: &Config) -> bool {
     let masters = masters(config, urls);
     let probes = masters.iter().map(|master| master.probe(&SystemClock, &OsEntropy));
     let probes = join_all(probes).await;
-    let is_new = |probe: &Result<Probe, _>| probe.as_ref().is_ok_and(|it| it.marker.is_none());
-    let skips_wait = config.settings.bootstrap && probes.iter().all(is_new);
+    let clock_agrees = |found: &Probe| {
+        found.clock_offset_micros.unsigned_abs() <= config.settings.clock_skew.as_micros() as u64
+    };
+    let waits =
+        |found: &Probe| matches!(found.verdict, Verdict::Quarantined(..)) && clock_agrees(found);
+    let is_new = |found: &Probe| waits(found) && found.marker.is_none();
+    let skips_wait =
+        config.settings.bootstrap && probes.iter().all(|probe| probe.as_ref().is_ok_and(is_new));
     for ((url, master), probe) in urls.iter().zip(masters).zip(probes) {
         match probe {
             Ok(found) => {
@@ -110,12 +110,10 @@ async fn check_nodes(config: &Config) -> bool {
                     continue;
                 }
                 seen.push((found.facts.run_id.clone(), url));
-                let clock_agrees = found.clock_offset_micros.unsigned_abs()
-                    <= config.settings.clock_skew.as_micros() as u64;
-                admitted += usize::from(found.verdict == Verdict::Admitted && clock_agrees);
-                let waits = matches!(found.verdict, Verdict::Quarantined(..)) && clock_agrees;
-                later += usize::from(waits);
-                new += usize::from(waits && found.marker.is_none());
+                let is_admitted = found.verdict == Verdict::Admitted && clock_agrees(&found);
+                admitted += usize::from(is_admitted);
+                later += usize::from(waits(&found));
+                new += usize::from(is_new(&found));
                 print_probe(&master, &found, config.settings.clock_skew, skips_wait);
             }
             Err(why) => {

@@ -12,7 +12,7 @@ use redlock_core::node::eligibility::{ClusterConfig, quarantine};
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
 use redlock_core::node::{Node, NodeSettings, NodeStatus};
 use redlock_core::{Bootstrap, Env, Redlock, Settings, SettingsError};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
@@ -111,7 +111,7 @@ pub struct Running {
 pub struct Unbound {
     flag: &'static str,
     address: SocketAddr,
-    pub(crate) source: io::Error,
+    source: io::Error,
 }
 
 /// The sockets for clients and for operators alone.
@@ -134,6 +134,27 @@ pub fn listeners(config: &Config) -> Result<Listeners, Unbound> {
         clients: bound("--listen", settings.listen)?,
         operators: operators.transpose()?,
     })
+}
+
+/// Checks that each configured address could be listened on. The sockets do not listen, so a gateway
+/// may start meanwhile. An address in use is no error, because a gateway may serve there: `in_use`
+/// gets its error.
+///
+/// # Errors
+/// An address cannot be listened on for another reason.
+pub(crate) fn check_addresses(config: &Config, in_use: impl Fn(&Unbound)) -> Result<(), Unbound> {
+    let settings = &config.settings;
+    let operators = settings.admin_listen.map(|address| ("--admin-listen", address));
+    for (flag, address) in [("--listen", settings.listen)].into_iter().chain(operators) {
+        let bound = Socket::new(Domain::for_address(address), Type::STREAM, None)
+            .and_then(|socket| socket.set_reuse_address(true).map(|()| socket))
+            .and_then(|socket| socket.bind(&address.into()));
+        match bound.map_err(|source| Unbound { flag, address, source }) {
+            Err(error) if error.source.kind() == io::ErrorKind::AddrInUse => in_use(&error),
+            bound => bound?,
+        }
+    }
+    Ok(())
 }
 
 /// Checks that the configured files can be used as they are now.

@@ -377,8 +377,8 @@ impl ApiError {
                 let held = show(Duration::from_secs(held.as_secs()));
                 let max = show(max);
                 MAX_HOLD_REACHED.because(format!(
-                    "the lock was granted {held} ago, and a lock may be held for {max} (--max-hold); release it, then acquire \
-                     it again"
+                    "the lock was granted {held} ago, and a lock may be held for {max} (--max-hold, or max_hold of the \
+                     API key); release it, then acquire it again"
                 ))
             }
             Refusal::Quota(Exceeded { taken, limit, retry_after }) => {
@@ -422,10 +422,10 @@ impl ApiError {
         match error {
             LockError::Held(by) => LOCK_HELD.because(describe(&by)).held_by(&by),
             LockError::NotHolder(by) if disclosure.holder => NOT_HOLDER
-                .because(format!("this client does not hold the lock; {}", describe(&by)))
+                .because(format!("this token or Idempotency-Key does not hold the lock; {}", describe(&by)))
                 .with_holder(&by),
             LockError::NotHolder(_) if disclosure.is_held => {
-                NOT_HOLDER.because("this client does not hold the lock; somebody else does")
+                NOT_HOLDER.because("this token or Idempotency-Key does not hold the lock; somebody else does")
             }
             LockError::NotHolder(_) | LockError::Lost => {
                 LOCK_NOT_FOUND.as_usual()

@@ -30,7 +30,7 @@ kinds! {
     INVALID_NAME: BAD_REQUEST, InvalidName, "Invalid lock name", "the name has ' ' at byte 3; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]";
     INVALID_TTL: BAD_REQUEST, InvalidTtl, "Invalid TTL", "ttl_ms is 5; allowed are whole milliseconds from 10 to 300000";
     INVALID_WAIT: BAD_REQUEST, InvalidWait, "Invalid waiting time", "wait_ms is 60000; allowed are whole milliseconds from 0 to 25000";
-    INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `priority`, `queue`, `slots`, `take`, `hold_at_least_ms`, `owner`, `metadata`, `callback_url`";
+    INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `priority`, `queue`, `slots`, `take`, `hold_at_least_ms`, `owner`, `metadata`, `callback_url` at line 1 column 6";
     INVALID_PARAMETER: BAD_REQUEST, InvalidParameter, "Invalid header or query parameter", "Idempotency-Key has 5 bytes; allowed are 16 to 255 visible ASCII characters";
     INVALID_CALLBACK: BAD_REQUEST, InvalidCallback, "Invalid callback", "callback_url: its origin is not allowed; allowed are https://hooks.example.com";
     MISSING_TOKEN: BAD_REQUEST, MissingToken, "Missing lock token", "the Lock-Token header is missing; send the token from the answer to the POST";
@@ -38,14 +38,14 @@ kinds! {
     UNAUTHENTICATED: UNAUTHORIZED, Unauthenticated, "Not authenticated", "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key";
     FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the key \"ci\" does not have the permission \"acquire\" here";
     NOT_FOUND: NOT_FOUND, NotFound, "No such path", "the paths of this service are listed under /docs and in /openapi.json";
-    LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "the lock is not held: it was released, or it has expired";
+    LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "this grant is not held: it was released, or it has expired";
     REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this key has no such request at this gateway: the request may have ended, it may be at another gateway, or a restart has ended it; repeat the POST with the same Idempotency-Key";
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not have this method; the header Allow lists its methods";
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
     LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s";
     SUPERSEDED: CONFLICT, Superseded, "A newer request waits instead", "a newer request with \"queue\": \"newest\" waits for this lock, and only the newest waits; leave the work to that request, and do not try again";
-    NOT_HOLDER: CONFLICT, NotHolder, "Not the holder", "this client does not hold the lock; \"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms";
-    MAX_HOLD_REACHED: CONFLICT, MaxHoldReached, "The lock has been held for too long", "the lock was granted 24h 3s ago, and a lock may be held for 24h (--max-hold); release it, then acquire it again";
+    NOT_HOLDER: CONFLICT, NotHolder, "Not the holder", "this token or Idempotency-Key does not hold the lock; \"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms";
+    MAX_HOLD_REACHED: CONFLICT, MaxHoldReached, "The lock has been held for too long", "the lock was granted 24h 3s ago, and a lock may be held for 24h (--max-hold, or max_hold of the API key); release it, then acquire it again";
     BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, BodyTooLarge, "Request body too large", "the request body is larger than 16384 bytes";
     UNSUPPORTED_MEDIA_TYPE: UNSUPPORTED_MEDIA_TYPE, UnsupportedMediaType, "Unsupported media type", "the content type is missing; send application/json (curl: -H 'content-type: application/json' -d '{…}')";
     MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, MisdirectedRequest, "Not a host of this service", "this gateway is not known under this name; --allowed-host gives the names that it has";
@@ -53,10 +53,10 @@ kinds! {
     RATE_LIMITED: TOO_MANY_REQUESTS, RateLimited, "Too many requests", "the API key has used up its rate of requests (`rate` and `burst` in the keys file); this client is the key \"ci\"";
     QUOTA_EXCEEDED: TOO_MANY_REQUESTS, QuotaExceeded, "Quota exceeded", "the masters' memory is short: this client takes about 43.1 MiB of it and may take 19.8 MiB, twice what is free; release locks, or try again when some have ended; more memory for the masters (maxmemory, or --master-memory where they set none) raises the limit; this client is the key \"ci\"";
     INTERNAL: INTERNAL_SERVER_ERROR, InternalError, "Internal error", "this is a defect of the gateway; its log tells more under this request id";
-    NO_QUORUM: SERVICE_UNAVAILABLE, QuorumUnavailable, "No quorum", "too few masters answered in time; this request got no lock, and what it set on some masters is being removed";
+    NO_QUORUM: SERVICE_UNAVAILABLE, QuorumUnavailable, "No quorum", "too few masters answered in time; nothing was granted, and what this request set on some masters is being removed; try again";
     OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, OutcomeUnknown, "The outcome is unknown", "too few masters answered to tell whether this was done; the deadline of an earlier answer still stands; try again";
     DRAINING: SERVICE_UNAVAILABLE, Draining, "Shutting down", "this gateway is shutting down; another one may serve you";
-    AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, AuditUnavailable, "The audit log cannot be written", "nothing was done: the audit log cannot be written, and this gateway changes no lock without a record";
+    AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, AuditUnavailable, "The audit log cannot be written", "nothing was done: the audit log cannot be written, and this gateway changes no lock without a record; try again, or at another gateway";
     OVERLOADED: SERVICE_UNAVAILABLE, Overloaded, "Too many requests in flight", "too many requests are in flight (--max-in-flight), or too many of this client; some slots are reserved for others; this client is the key \"ci\"";
 }
 

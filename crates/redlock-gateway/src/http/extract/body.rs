@@ -169,7 +169,7 @@ fn described(error: &serde_json::Error) -> String {
     let error = match error.classify() {
         Category::Eof => format!("the body is not JSON: it ends too early{place}"),
         Category::Syntax | Category::Io => format!("the body is not JSON: {text}{place}"),
-        Category::Data => text.to_owned(),
+        Category::Data => format!("{text}{place}"),
     };
     if holds_secret(&error) {
         return "there is an API key or a lock token in the wrong place of the body".into();

@@ -455,7 +455,7 @@ export interface components {
          *           "name": "reports/weekly",
          *           "status": 404,
          *           "code": "lock_not_found",
-         *           "detail": "the lock is not held: it was released, or it has expired",
+         *           "detail": "this grant is not held: it was released, or it has expired",
          *           "elapsed_ms": 2
          *         }
          *       ]
@@ -1054,7 +1054,7 @@ export interface components {
          *           "name": "env/production",
          *           "status": 404,
          *           "code": "lock_not_found",
-         *           "detail": "the lock is not held: it was released, or it has expired"
+         *           "detail": "this grant is not held: it was released, or it has expired"
          *         }
          *       ]
          *     }
