@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use http::Method;
 use serde_json::{Map, Value};
 
 use crate::support::gateway::{Launch, binary};
@@ -333,5 +334,38 @@ async fn the_documentation_page_loads_nothing_from_elsewhere() {
                 served.text()
             );
         }
+    }
+}
+
+#[tokio::test]
+async fn examples_of_refusals_are_what_the_gateway_answers() {
+    let gateway = Launch::embedded().flag("--max-wait", "25s").start().await;
+    let token = gateway.acquire("other").await.token;
+    let document = document();
+    let json = "application/json";
+    for (method, path, headers, body) in [
+        (Method::POST, "/locks/abc%20d", vec![], ""),
+        (Method::POST, "/locks/a", vec![("content-type", json)], r#"{"ttl_ms":5}"#),
+        (Method::POST, "/locks/a", vec![("content-type", json)], r#"{"wait_ms":60000}"#),
+        (Method::POST, "/locks/a", vec![("content-type", json)], r#"{"ttl":5}"#),
+        (Method::POST, "/locks/a", vec![("idempotency-key", "short")], ""),
+        (Method::POST, "/locks/a", vec![], "{}"),
+        (Method::PATCH, "/locks/a", vec![], ""),
+        (Method::PATCH, "/locks/a", vec![("lock-token", "no token")], ""),
+        (Method::PATCH, "/locks/a", vec![("lock-token", &*token)], ""),
+    ] {
+        let verb = method.as_str().to_lowercase();
+        let mut call = gateway.call(method, path);
+        for (name, value) in headers {
+            call = call.header(name, value);
+        }
+        let answer = call.body(body).send().await;
+        let problem = answer.json();
+        let code = problem["code"].as_str().expect("a code");
+        let at = format!(
+            "/paths/~1locks~1{{name}}/{verb}/responses/{}/content/application~1problem+json/examples/{code}/value/detail",
+            answer.status
+        );
+        assert_eq!(document.pointer(&at), Some(&problem["detail"]), "{at}");
     }
 }
