@@ -392,7 +392,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
     let taken = taken.local_addr().expect("an address").to_string();
     for (address, code, word) in [
         (taken.as_str(), 0, "perhaps a gateway serves there already"),
-        // No machine has this address (RFC 5737).
+        // RFC 5737 reserves this address for documentation, so no machine has it.
         ("192.0.2.1:8080", 1, "WOULD NOT START: --listen 192.0.2.1:8080: "),
     ] {
         let arguments = ["check", "--listen", address, "--allow-anonymous", "--embedded"];

@@ -51,7 +51,7 @@ pub(crate) struct Round {
     not_after: Instant,
     observer: Arc<dyn Observer>,
     trace: Option<Box<dyn RoundTrace>>,
-    /// Where a release that failed on a node waits for its retry, and the account of its client.
+    /// The queues of releases that failed on a node, and the account that counts those of this client.
     pending: Option<(Arc<PendingReleases>, ReleaseAccount)>,
     /// Whether a release is also retried on a node that refuses its T as too far ahead of the
     /// node's clock.

@@ -156,8 +156,8 @@ pub struct Settings {
     /// half of --memory-budget.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MASTER_MEMORY", default_value = "1GiB", value_parser = value::memory)]
     pub master_memory: ByteSize,
-    /// Maximum number of open connections [default: 16000 for 1GiB, 7200 with HTTPS,
-    /// 11000 with --http2=false; half of that with embedded nodes]
+    /// Maximum number of open connections [default for a --memory-budget of 1GiB: 16000 over HTTP,
+    /// 7200 over HTTPS, 11000 over HTTPS with --http2=false; with embedded nodes half of these]
     ///
     /// When all connections are taken, the gateway closes an idle one for each new one. It first
     /// closes a connection that has sent no request so far, then one that has shown no key, then
@@ -197,7 +197,7 @@ pub struct Settings {
     #[arg(value_parser = duration(SECOND..=SECOND * 3600))]
     pub idle_timeout: Duration,
     /// Maximum number of requests in flight, not counting those that wait for a lock; others are
-    /// answered 503 [default: 4096 for 1GiB, half of that with embedded nodes]
+    /// answered 503 [default for a --memory-budget of 1GiB: 4096, with embedded nodes 2048]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = count(MAX_COUNT))]
     max_in_flight: Option<usize>,
     /// Threads that serve requests [default: half of the cores, at least 1]
@@ -329,8 +329,8 @@ pub struct Settings {
     drain_delay: Option<Duration>,
     /// How long requests in flight may take after --drain-delay, before the process exits
     ///
-    /// Without requests in flight the process exits at once. Until then it serves extensions and
-    /// releases, and answers acquires 503.
+    /// The process exits as soon as no request is in flight. Until it exits, it serves extensions
+    /// and releases, and answers acquires with 503.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_SHUTDOWN_GRACE", default_value = "20s")]
     #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
     pub shutdown_grace: Duration,

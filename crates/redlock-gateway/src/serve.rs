@@ -105,7 +105,7 @@ pub struct Running {
     pub gateway: Arc<Gateway>,
 }
 
-/// An address that cannot be listened on.
+/// The error of a flag whose address the gateway cannot listen on.
 #[derive(Debug, thiserror::Error)]
 #[error("{flag} {address}: {source}")]
 pub struct Unbound {

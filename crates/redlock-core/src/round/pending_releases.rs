@@ -6,10 +6,10 @@
 //! again. So a failed release stays pending for `max_ttl` plus `max_clock_skew`. After that time,
 //! every lock that the release could remove has ended.
 //!
-//! The pending releases of all nodes share a limit on their memory. Those of one client may take no
-//! more than what is left, and neither may those of one node. So alone, each of them takes half of it
-//! at most. A release without room is abandoned and counted, and the lock that it would have removed
-//! stays until its TTL ends.
+//! All pending releases share one limit on memory. The releases of one client may take at most as much
+//! memory as is still free, and so may the releases of one node. So a client that is alone fills half of
+//! the limit at most, and so does a node. A release without room is abandoned and counted, and the lock
+//! that it would have removed stays until its TTL ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -158,8 +158,8 @@ impl Keys {
             path: path.to_owned(),
             source: error.clone(),
         })?;
-        // A program may have emptied the file and be about to write it. An operator who wants to let
-        // nobody in writes a file with only a comment.
+        // A program may have emptied the file, and may be about to write it. To let nobody in, an
+        // operator writes a file that has only a comment.
         if bytes.trim_ascii().is_empty() {
             return Err(KeysError::Empty(path.to_owned()));
         }

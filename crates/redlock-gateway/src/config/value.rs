@@ -22,7 +22,7 @@ pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 #[error("{0}")]
 pub struct InvalidValue(pub(super) String);
 
-/// A duration as people write it: `1m 30s`. Hours are the largest unit: `26h`.
+/// Formats a duration for people, such as `1m 30s`. The largest unit is the hour: a day is `24h`.
 pub fn show(duration: Duration) -> String {
     const HOUR: u64 = 3600;
     let hours = duration.as_secs() / HOUR;

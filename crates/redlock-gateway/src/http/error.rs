@@ -109,7 +109,7 @@ pub struct ApiError {
 }
 
 impl ProblemKind {
-    /// Makes an error with the usual detail.
+    /// Makes an error with the detail from the table of kinds.
     pub(super) fn as_usual(self) -> ApiError {
         self.because(self.detail)
     }
