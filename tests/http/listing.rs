@@ -75,6 +75,38 @@ async fn held_locks_are_listed_page_by_page() {
     .await;
 }
 
+/// New keys make a repeated scan end earlier than it did, so it does not return all locks that the
+/// page before has shown.
+#[tokio::test]
+async fn a_listing_shows_each_lock_once_while_others_acquire() {
+    let servers = masters(3);
+    let gateway = patient_over(&servers).ready().await;
+    for lock in 0..200 {
+        assert_eq!(
+            gateway.post(&format!("a/{lock}"), json!({ "ttl_ms": HOUR_MS })).await.status,
+            201
+        );
+    }
+    let (mut names, mut cursor) = (Vec::new(), String::new());
+    for added in 0.. {
+        let page = page_of_all(&gateway, &format!("prefix=a%2F&limit=5&cursor={cursor}")).await;
+        let locks = page["locks"].as_array().expect("a list of locks").iter();
+        names.extend(locks.map(|lock| lock["name"].as_str().expect("a name").to_owned()));
+        let Some(next) = page.get("next_cursor") else { break };
+        next.as_str().expect("a text").clone_into(&mut cursor);
+        for server in &servers {
+            let add = format!(
+                "for i = 1, 30 do redis.call('SET', 'lock:b/{added}-' .. i, 'theirs', 'PX', 600000) end"
+            );
+            server.cmd(&["EVAL", &add, "0"]);
+        }
+    }
+    names.sort_unstable();
+    let mut wanted: Vec<String> = (0..200).map(|lock| format!("a/{lock}")).collect();
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+}
+
 #[tokio::test]
 async fn a_forged_cursor_is_400() {
     let servers = masters(3);

@@ -30,6 +30,9 @@ const MIN_COUNT: usize = 16;
 /// scan are looked up before a page may end within it. If the look-up took longer than a page may
 /// take, every further page would run out of time at the same place.
 const MAX_COUNT: usize = 2 * LOOKED_UP;
+/// The most digests that a cursor holds: two scans' names. The oldest are dropped first. Without a
+/// limit, locks that were released after they were shown would make every cursor longer.
+const MAX_SHOWN: usize = 2 * MAX_COUNT;
 
 /// A page of held locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,11 +52,12 @@ pub struct ListCursor {
     node: usize,
     walked: u32,
     at: Bytes,
-    /// Which names of the scan that begins at `at` were already shown. Empty unless a page was full
-    /// before the end of its scan. An offset into the scan would not do: keys come and go, so a
-    /// repeated scan returns other keys in other places.
+    /// Names that were already shown and that may be returned again, because a page was full before
+    /// the end of its scan. An offset into the scan would not do: keys come and go, so a repeated
+    /// scan returns other keys in other places.
     shown: Vec<Digest8>,
-    /// How many keys that scan looked at, so that it can be repeated.
+    /// How many keys that scan looked at, so that it can be repeated. 0 if `at` is not within a
+    /// scan.
     count: u32,
 }
 
@@ -73,7 +77,7 @@ impl fmt::Display for ListCursor {
         };
         write!(f, "{}-{:x}-", self.node, self.walked)?;
         hex(f, &self.at)?;
-        if self.shown.is_empty() {
+        if self.shown.is_empty() && self.count == 0 {
             return Ok(());
         }
         write!(f, "-{:x}-", self.count)?;
@@ -101,10 +105,7 @@ impl ListCursor {
         let walked = u32::from_str_radix(parts.next()?, 16).ok()?;
         let at = Bytes::from(unhex(parts.next()?)?);
         let (count, shown) = match parts.next() {
-            Some(count) => (
-                u32::from_str_radix(count, 16).ok()?,
-                unhex(parts.next()?).filter(|shown| !shown.is_empty())?,
-            ),
+            Some(count) => (u32::from_str_radix(count, 16).ok()?, unhex(parts.next()?)?),
             None => (0, Vec::new()),
         };
         let (shown, rest) = shown.as_chunks();
@@ -119,7 +120,10 @@ impl ListCursor {
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
-    if !text.is_ascii() || !text.len().is_multiple_of(2) || text.len() > 4096 {
+    if !text.is_ascii()
+        || !text.len().is_multiple_of(2)
+        || text.len() > 2 * size_of::<Digest8>() * MAX_SHOWN
+    {
         return None;
     }
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
@@ -148,10 +152,8 @@ pub(crate) async fn list(
     let mut listing =
         Listing { shared, until, seen: HashSet::new(), locks: Vec::new(), failures: Vec::new() };
     listing.failures.resize(shared.nodes.len(), None);
-    let first_count =
-        if cursor.shown.is_empty() { limit.min(MAX_COUNT) } else { cursor.count as usize }
-            .max(MIN_COUNT);
-    let mut count = first_count;
+    let first_count = if cursor.count == 0 { limit.min(MAX_COUNT) } else { cursor.count as usize };
+    let mut count = first_count.max(MIN_COUNT);
     let mut is_empty = true;
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
         // Embedded nodes answer without waiting, so this loop has to let other tasks run.
@@ -177,14 +179,14 @@ pub(crate) async fn list(
             count = MAX_COUNT;
             continue;
         }
-        if !cursor.shown.is_empty() {
-            // Names that have gone since the last page are dropped from the cursor, so it never
-            // holds more names than one scan.
-            let (again, new): (Vec<_>, _) =
-                names.into_iter().partition(|name| cursor.shown.contains(&digest(name)));
-            cursor.shown = again.iter().map(digest).collect();
-            names = new;
-        }
+        // A repeated scan can end earlier than it did, because keys were added or because the node's
+        // table changed its size. So a name that it does not return may come with a later scan.
+        let again: Vec<Digest8> = if cursor.shown.is_empty() {
+            Vec::new()
+        } else {
+            let again = names.extract_if(.., |name| cursor.shown.contains(&digest(name)));
+            again.map(|name| digest(&name)).collect()
+        };
         // The next scan asks for as many keys as should yield the missing locks, if names are as
         // frequent as in the last scan.
         let missing =
@@ -195,16 +197,20 @@ pub(crate) async fn list(
             break;
         }
         is_empty = false;
+        cursor.shown.retain(|digest| !again.contains(digest));
         if listing.locks.len() > limit {
             listing.locks.truncate(limit);
+            cursor.shown.extend(again);
             cursor.shown.extend(listing.locks[before..].iter().map(|(name, _)| digest(name)));
+            cursor.shown.drain(..cursor.shown.len().saturating_sub(MAX_SHOWN));
             cursor.count = looked_at;
             break;
         }
-        (cursor.at, cursor.shown, cursor.count) = (next.unwrap_or_default(), Vec::new(), 0);
+        (cursor.at, cursor.count) = (next.unwrap_or_default(), 0);
         if cursor.at.is_empty() {
             cursor.walked |= 1 << cursor.node;
             cursor.node += 1;
+            cursor.shown.clear();
         }
     }
     let complete = is_complete(&cursor);
@@ -336,7 +342,6 @@ mod tests {
             shown in proptest::collection::vec(any::<[u8; 8]>(), 0..150),
             count: u32,
         ) {
-            let count = if shown.is_empty() { 0 } else { count };
             let cursor = ListCursor { node, walked, at: at.into(), shown, count };
             prop_assert_eq!(cursor.to_string().parse(), Ok(cursor));
         }
