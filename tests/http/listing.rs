@@ -275,7 +275,7 @@ async fn a_second_listing_of_one_client_is_429_with_retry_after() {
     .await;
     let problem = refused.problem(429, "rate_limited");
     assert!(
-        problem["detail"].as_str().unwrap().contains("1 at a time of this client"),
+        problem["detail"].as_str().unwrap().contains("this client may have 1 listing"),
         "{problem}"
     );
     assert_eq!(refused.header("retry-after"), "1");

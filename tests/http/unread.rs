@@ -14,7 +14,7 @@ use crate::support::waiters::{HOUR_MS, patient};
 /// The answer about this many holders has about 150 KB: more than a quarter and less than a third of
 /// the memory for unread answers.
 const SLOTS: usize = 128;
-const HEARTBEAT: &str = "\n:\n\n";
+const HEARTBEAT: &str = "\n:\n";
 const SNAPSHOT: &str = "event: snapshot";
 
 /// Connects from an address that the other clients of the tests do not have.

@@ -43,7 +43,7 @@ async fn bootstrap_is_advised_until_a_gateway_has_seen_the_masters() {
     advice(&gateway, 3, "wait at most 5m").await;
     let after = checked(&servers, &[]).await;
     assert!(after.contains("WOULD WAIT") && !after.contains("--bootstrap"), "{after}");
-    eventually("the banner is complete", async || gateway.stderr().contains("docs:").then_some(()))
+    eventually("the banner is complete", async || gateway.stdout().contains("docs:").then_some(()))
         .await;
     let told = format!("{}{}{}", gateway.stderr(), gateway.stdout(), gateway.readyz().await.text());
     assert!(!told.contains("--bootstrap"), "{told}");
@@ -89,7 +89,7 @@ async fn a_dead_master_is_to_be_brought_back() {
 async fn the_banner_shows_the_first_start_before_it_is_too_late() {
     let embedded = Launch::embedded().start().await;
     let shows = async |gateway: &Gateway, words: &str| {
-        eventually(words, async || gateway.stderr().contains(words).then_some(())).await
+        eventually(words, async || gateway.stdout().contains(words).then_some(())).await
     };
     shows(&embedded, "redlock-gateway --bootstrap --node").await;
     let servers = masters(3);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use http::Method;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::client::{Lease, Raw};
 use crate::support::gateway::{Gateway, Launch};
@@ -34,13 +34,25 @@ async fn draining(gateway: &Gateway) {
     assert_eq!(drained.json()["status"], "draining");
 }
 
+/// Programs that read a container's output get both of its streams.
 #[tokio::test]
-async fn the_banner_has_a_working_command_and_safety_warnings() {
-    let gateway = Launch::embedded().start().await;
-    let banner = eventually("the banner is complete", async || {
-        Some(gateway.stderr()).filter(|text| text.contains("/docs"))
+async fn the_output_is_only_json_with_log_format_json() {
+    let launch = Launch::embedded().flag("--log-format", "json").env("RUST_LOG", "info");
+    let gateway = launch.start().await;
+    let output = eventually("the banner is complete", async || {
+        Some(gateway.stdout()).filter(|text| text.contains("/docs"))
     })
     .await;
+    let lines: Vec<Value> =
+        output.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let caution = lines.iter().find(|line| line["level"] == "WARN").expect("a caution");
+    assert!(caution.to_string().contains("nothing is stored"), "{caution}");
+    assert_eq!(gateway.stderr(), "");
+}
+
+#[tokio::test]
+async fn the_banner_has_a_working_command_and_safety_warnings() {
+    let (gateway, banner) = Launch::embedded().start_with_banner().await;
     for word in
         ["5 in-memory nodes", "CAUTION: nothing is stored", "no --auth-keys was given", "30s", "5m"]
     {
@@ -66,11 +78,8 @@ async fn the_banner_has_a_working_command_and_safety_warnings() {
     for (launch, brand_new) in
         [(Launch::embedded().nodes(&urls), false), (Launch::over(&servers), true)]
     {
-        let gateway = launch.flag("--max-ttl", "3m").flag("--clock-skew", "4s").start().await;
-        let banner = eventually("the banner is complete", async || {
-            Some(gateway.stderr()).filter(|text| text.contains("/docs"))
-        })
-        .await;
+        let launch = launch.flag("--max-ttl", "3m").flag("--clock-skew", "4s");
+        let (_gateway, banner) = launch.start_with_banner().await;
         for word in
             ["votes after 3m 7s", "appendfsync always", "2 nodes survive no more failures than 1"]
         {

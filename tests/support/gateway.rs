@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
 
 use crate::support::client::{Answer, Call, Lease, Raw, lock_path};
-use crate::support::harness::{RedisServer, dies_with_us, eventually};
+use crate::support::harness::{RedisServer, dies_with_us, eventually, free_port};
 use crate::support::secrets::Secrets;
 use crate::support::stream::Events;
 
@@ -252,17 +252,27 @@ impl Launch {
         Gateway { process, address }
     }
 
-    /// Serves with a log level that may hide the message of the start. Returns when the banner
-    /// shows the start.
+    /// Serves with a log level that hides the message of the start. Returns when the gateway
+    /// listens.
     pub(crate) async fn start_quiet(self) -> Gateway {
-        let process = self.spawn();
-        let address = eventually("the gateway listens", async || {
-            let banner = process.stderr.text();
-            let (_, rest) = banner.split_once(" on http://")?;
-            rest.split_once('\n')?.0.parse().ok()
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let process = self.flag("--listen", &address.to_string()).spawn();
+        let gateway = Gateway { process, address };
+        eventually("the gateway answers", async || {
+            gateway.call(Method::GET, "/livez").try_send().await.ok()
         })
         .await;
-        Gateway { process, address }
+        gateway
+    }
+
+    /// Serves with a log of text. Returns when the whole banner was printed, with it.
+    pub(crate) async fn start_with_banner(self) -> (Gateway, String) {
+        let gateway = self.flag("--log-format", "text").start_quiet().await;
+        let banner = eventually("the banner is complete", async || {
+            Some(gateway.stderr()).filter(|text| text.contains("/docs"))
+        })
+        .await;
+        (gateway, banner)
     }
 
     /// Serves. Returns when every node is admitted.

@@ -24,6 +24,7 @@ use crate::proxies::TrustedProxies;
 mod callbacks;
 mod environment;
 mod file;
+mod headings;
 mod nodes;
 #[cfg(test)]
 mod properties;
@@ -55,6 +56,7 @@ pub struct Settings {
     /// Address and port to listen on
     ///
     /// A non-loopback address is refused without --auth-keys or --allow-anonymous.
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "ADDR", env = "REDLOCK_LISTEN", default_value = "127.0.0.1:8080")]
     #[arg(value_parser = value::address)]
     pub listen: SocketAddr,
@@ -63,10 +65,12 @@ pub struct Settings {
     /// This address serves plain HTTP, without keys, to anybody who can reach it: kubelets, load
     /// balancers, Prometheus. --listen serves these paths too. Connections to this address do not
     /// count for --max-connections.
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "ADDR", env = "REDLOCK_ADMIN_LISTEN", value_parser = value::address)]
     pub admin_listen: Option<SocketAddr>,
     /// A Redis master, redis://[[user]:password@]host[:port][/db] or rediss:// for TLS; repeat for
     /// each [default: five in-memory nodes]
+    #[arg(help_heading = headings::NODES)]
     #[arg(
         long = "node",
         value_name = "URL",
@@ -79,6 +83,7 @@ pub struct Settings {
     ///
     /// Anybody who lists processes or reads a pod's definition sees the URLs, but not a file such
     /// as a mounted secret. The file is read at the start.
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_PASSWORD_FILE")]
     node_password_file: Option<PathBuf>,
     /// Accept in-memory nodes when no --node is given, although no other gateway can see their
@@ -86,31 +91,33 @@ pub struct Settings {
     ///
     /// The flag is needed on a non-loopback address. Without this rule, a template that leaves out
     /// the nodes would start gateways that each grant the same lock.
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, env = "REDLOCK_EMBEDDED", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     embedded: bool,
     #[command(flatten)]
     tls: TlsFlags,
-    /// TOML file with settings
-    #[arg(long, value_name = "FILE", env = "REDLOCK_CONFIG")]
-    config: Option<PathBuf>,
     #[command(flatten)]
     pub limits: Limits,
     /// How long a request waits for the other nodes once a majority has answered. For the answers of
     /// a majority it waits for 800 ms, or for this long if that is longer. Both waits end after a
     /// tenth of its TTL
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT", default_value = "50ms")]
     #[arg(value_parser = duration(SECOND / 1000..=SECOND * 10))]
     pub node_timeout: Duration,
     /// Fraction of a TTL that is taken off a lock's validity, because clocks run at different rates
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "FACTOR", env = "REDLOCK_DRIFT_FACTOR", default_value = "0.01")]
     #[arg(value_parser = value::factor)]
     pub drift_factor: f64,
     /// Maximum difference between the clocks of gateways and nodes
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_CLOCK_SKEW", default_value = "2s")]
     #[arg(value_parser = clock_skew())]
     pub clock_skew: Duration,
     /// Prefix of the keys on the nodes, before the lock's name; may be empty
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX", default_value = "lock:")]
     #[arg(value_parser = value::key_prefix)]
     pub key_prefix: String,
@@ -118,9 +125,11 @@ pub struct Settings {
     /// every 8 of --max-connections]
     ///
     /// Each waiting request keeps a connection, so --max-connections should be larger.
+    #[arg(help_heading = headings::LOCKS)]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = count(MAX_COUNT))]
     max_waiters: Option<usize>,
     /// Maximum number of requests that wait for the same lock; others are answered 429
+    #[arg(help_heading = headings::LOCKS)]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_LOCK", default_value = "1024")]
     #[arg(value_parser = count(MAX_COUNT))]
     pub max_waiters_per_lock: usize,
@@ -129,12 +138,14 @@ pub struct Settings {
     ///
     /// A client is an API key; without keys, it is an address. All clients behind a proxy count as
     /// one, unless the proxy is a --trusted-proxy.
+    #[arg(help_heading = headings::LOCKS)]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_CLIENT", value_parser = count(MAX_COUNT))]
     pub max_waiters_per_client: Option<usize>,
     /// Maximum number of locks that requests of one client wait for; others are answered 429
     ///
     /// The gateway polls each of these locks about twice a second. When requests wait for more than
     /// 300 locks in all, it polls each less often.
+    #[arg(help_heading = headings::LOCKS)]
     #[arg(
         long,
         value_name = "N",
@@ -147,6 +158,7 @@ pub struct Settings {
     /// 1GiB, and at most 3/4 of the control group's limit]
     ///
     /// `check` shows how much memory each limit takes at most.
+    #[arg(help_heading = headings::LOAD)]
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MEMORY_BUDGET", value_parser = value::memory)]
     memory_budget: Option<ByteSize>,
     /// Memory of a master that sets no maxmemory
@@ -154,6 +166,7 @@ pub struct Settings {
     /// While less than a third of a master's memory is free, a client whose locks take more than
     /// twice the free memory is answered 429 and gets no new locks. Without --node the locks share
     /// half of --memory-budget.
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MASTER_MEMORY", default_value = "1GiB", value_parser = value::memory)]
     pub master_memory: ByteSize,
     /// Maximum number of open connections [default for a --memory-budget of 1GiB: 16000 over HTTP,
@@ -164,6 +177,7 @@ pub struct Settings {
     /// one of the address with the most connections. When no connection is idle, it accepts a few
     /// more, and answers them 503 (except for probes); it closes further ones. The limit on open
     /// files (ulimit -n) bounds the number of connections too.
+    #[arg(help_heading = headings::LOAD)]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = count(MAX_COUNT))]
     max_connections: Option<usize>,
     /// Maximum number of open connections of one address, or of one /64 network of IPv6; idle ones
@@ -172,6 +186,7 @@ pub struct Settings {
     ///
     /// A proxy in front has one address for all its clients. Name the proxy with --trusted-proxy,
     /// or give the number of --max-connections here.
+    #[arg(help_heading = headings::LOAD)]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS_PER_CLIENT", value_parser = count(MAX_COUNT))]
     max_connections_per_client: Option<usize>,
     /// Address or network of a proxy that is trusted to name its clients, such as 10.0.0.0/8;
@@ -181,6 +196,7 @@ pub struct Settings {
     /// proxy. This address counts for limits, refusals, the log and the audit log. The proxy must
     /// add the address of its caller to one of the two headers in every request. If the two headers
     /// name different clients, or neither can be read, the proxy's own address counts.
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(
         long = "trusted-proxy",
         value_name = "CIDR",
@@ -193,17 +209,20 @@ pub struct Settings {
     ///
     /// The time should exceed the idle timeout of proxies and client pools in front (often 60s).
     /// Otherwise they send a request on a connection that the gateway has just closed.
+    #[arg(help_heading = headings::LOAD)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_IDLE_TIMEOUT", default_value = "75s")]
     #[arg(value_parser = duration(SECOND..=SECOND * 3600))]
     pub idle_timeout: Duration,
     /// Maximum number of requests in flight, not counting those that wait for a lock; others are
     /// answered 503 [default for a --memory-budget of 1GiB: 4096, with embedded nodes 2048]
+    #[arg(help_heading = headings::LOAD)]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = count(MAX_COUNT))]
     max_in_flight: Option<usize>,
     /// Threads that serve requests [default: half of the cores, at least 1]
     ///
     /// The kernel's network code, and often masters on the same machine, need the other half. More
     /// threads would mostly wake each other for little work, and cost more than they gain.
+    #[arg(help_heading = headings::LOAD)]
     #[arg(long, value_name = "N", env = "REDLOCK_WORKER_THREADS", default_value_t = half_of_the_cores())]
     #[arg(hide_default_value = true, value_parser = count(1024))]
     pub worker_threads: usize,
@@ -213,6 +232,7 @@ pub struct Settings {
     /// With a name, a node is known by its position in the list: give all gateways the nodes in the
     /// same order. A name stands for one list. A changed list needs a new name and `reconfigure`.
     /// Otherwise gateways with the old list and gateways with the new one may grant the same lock.
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
     pub cluster: Option<String>,
     /// Let a brand-new cluster vote at once, if all nodes answer, none has a marker, and no gateway
@@ -222,6 +242,7 @@ pub struct Settings {
     /// s. The reason: a new cluster looks like one that lost all its data, whose locks may still be
     /// in use. Give the flag for the first start only, and remove it afterwards. On a cluster that
     /// lost all its data, wait that time yourself before you give the flag.
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, env = "REDLOCK_BOOTSTRAP", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub bootstrap: bool,
@@ -229,12 +250,14 @@ pub struct Settings {
     ///
     /// The gateway reads the file again when it changes, and on SIGHUP. If the new content cannot
     /// be used, the old keys stay. See `key new`.
+    #[arg(help_heading = headings::ACCESS)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_AUTH_KEYS")]
     pub auth_keys: Option<PathBuf>,
     /// Pages that need no key on a gateway with --auth-keys, separated by commas
     ///
     /// The status of /livez and /readyz never needs a key. Only a key with the metrics permission
     /// sees the nodes in /readyz.
+    #[arg(help_heading = headings::ACCESS)]
     #[arg(long, value_name = "LIST", env = "REDLOCK_PUBLIC", default_value = "docs")]
     #[arg(value_enum, value_delimiter = ',')]
     public: Vec<PublicPage>,
@@ -243,6 +266,7 @@ pub struct Settings {
     ///
     /// The gateway appends lines; SIGHUP makes it reopen the file. Without this flag, forced
     /// releases and denied requests go to the log, with the target redlock_audit.
+    #[arg(help_heading = headings::ACCESS)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_AUDIT_LOG")]
     pub audit_log: Option<PathBuf>,
     /// Whether requests that change locks are served while --audit-log cannot be written, as on a
@@ -250,6 +274,7 @@ pub struct Settings {
     ///
     /// Lines wait for the disk in a queue. A line that finds the queue full goes to the log.
     /// redlock_audit_failures_total counts both failed writes and such lines.
+    #[arg(help_heading = headings::ACCESS)]
     #[arg(long, value_name = "WHAT", env = "REDLOCK_AUDIT_ON_FAILURE", default_value = "allow")]
     pub audit_on_failure: OnAuditFailure,
     /// Host name of this gateway, as clients use it; repeat for each [default: any; on a loopback
@@ -259,6 +284,7 @@ pub struct Settings {
     /// resolve to this address, and a browser would treat the attacker's page of that name as a
     /// page of this gateway. On a loopback address behind a proxy that passes on the Host header,
     /// give the name of the proxy.
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(
         long = "allowed-host",
         value_name = "NAME",
@@ -267,11 +293,13 @@ pub struct Settings {
     )]
     allowed_hosts: Vec<String>,
     /// Serve everybody who can connect, also on a non-loopback address
+    #[arg(help_heading = headings::ACCESS)]
     #[arg(long, env = "REDLOCK_ALLOW_ANONYMOUS", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     allow_anonymous: bool,
     /// Let scripts on web pages of this origin call the API, scheme://host[:port]; repeat for each
     /// [default: none]
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(
         long = "cors-origin",
         value_name = "ORIGIN",
@@ -282,12 +310,14 @@ pub struct Settings {
     #[command(flatten)]
     callbacks: CallbackFlags,
     /// Format of log lines [default: text on a terminal, else json]; RUST_LOG sets the level
+    #[arg(help_heading = headings::OBSERVABILITY)]
     #[arg(long, value_name = "FORMAT", env = "REDLOCK_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
     /// Name the lock in log lines at level warn and error
     ///
     /// Without this flag a lock's name is only in audit lines, and in log lines at level debug,
     /// because a name may tell outsiders about customers or projects.
+    #[arg(help_heading = headings::OBSERVABILITY)]
     #[arg(long, env = "REDLOCK_LOG_LOCK_NAMES", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub log_lock_names: bool,
@@ -295,6 +325,7 @@ pub struct Settings {
     ///
     /// Links to the documentation begin with this URL: `runbook` in answers, log lines and alerts.
     /// Without it they begin with /docs.
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "URL", env = "REDLOCK_PUBLIC_URL", value_parser = value::public_url)]
     pub public_url: Option<String>,
     /// Collector for traces, by OTLP over HTTP (protobuf), such as http://localhost:4318 [default:
@@ -305,6 +336,7 @@ pub struct Settings {
     /// /v1/traces. The usual variables apply: OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG
     /// (parentbased_traceidratio and 0.01 under load), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
     /// OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_….
+    #[arg(help_heading = headings::OBSERVABILITY)]
     #[arg(long, value_name = "URL", env = "REDLOCK_OTLP_ENDPOINT", value_parser = value::endpoint)]
     pub otlp_endpoint: Option<String>,
     /// A group of locks with metrics of its own, such as deploy=deploy/*; repeat for each, at most
@@ -312,6 +344,7 @@ pub struct Settings {
     ///
     /// In a file it is a table: [groups] and below it deploy = "deploy/*". A star stands for any
     /// text. A lock may be in several groups, or in none.
+    #[arg(help_heading = headings::OBSERVABILITY)]
     #[arg(
         long = "group",
         value_name = "NAME=PATTERN",
@@ -319,11 +352,16 @@ pub struct Settings {
         value_delimiter = ','
     )]
     groups: Vec<String>,
+    /// TOML file with settings
+    #[arg(help_heading = headings::PROCESS)]
+    #[arg(long, value_name = "FILE", env = "REDLOCK_CONFIG")]
+    config: Option<PathBuf>,
     /// How long the gateway still serves all requests after SIGTERM or SIGINT, while /readyz
     /// answers 503 and every answer ends its connection [default: 5s, on a loopback address 0s]
     ///
     /// Give the time that load balancers need to notice and to send requests elsewhere.
     /// --shutdown-grace begins afterwards.
+    #[arg(help_heading = headings::PROCESS)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_DRAIN_DELAY")]
     #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
     drain_delay: Option<Duration>,
@@ -331,6 +369,7 @@ pub struct Settings {
     ///
     /// The process exits as soon as no request is in flight. Until it exits, it serves extensions
     /// and releases, and answers acquires with 503.
+    #[arg(help_heading = headings::PROCESS)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_SHUTDOWN_GRACE", default_value = "20s")]
     #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
     pub shutdown_grace: Duration,
@@ -340,19 +379,23 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Limits {
     /// TTL of a lock when the request gives none
+    #[arg(help_heading = headings::LOCKS)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_DEFAULT_TTL", default_value = "30s", value_parser = value::ttl)]
     pub default_ttl: Ttl,
     /// Longest TTL that a request may ask for
+    #[arg(help_heading = headings::LOCKS)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_TTL", default_value = "5m", value_parser = value::ttl)]
     pub max_ttl: Ttl,
     /// Longest time that a request may wait for a lock
     ///
     /// Proxies and load balancers in front must allow longer requests than this: many cut off
     /// requests at 29 to 60 seconds.
+    #[arg(help_heading = headings::LOCKS)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_WAIT", default_value = "25s")]
     #[arg(value_parser = duration(Duration::ZERO..=DAY))]
     pub max_wait: Duration,
     /// Longest time that a lock may be held, extensions included
+    #[arg(help_heading = headings::LOCKS)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_HOLD", default_value = "24h")]
     #[arg(value_parser = duration(Duration::ZERO..=MAX_HOLD))]
     pub max_hold: Duration,

@@ -193,7 +193,9 @@ async fn serve(config: Config) -> ExitCode {
         Err(error) => return fail(&error),
     };
     let banner = config.clone();
-    match run(listeners, shutdown, &reload, config, |running| announce(&banner, running)).await {
+    match run(listeners, shutdown, &reload, config, |running| announce(&banner, format, running))
+        .await
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }
@@ -214,83 +216,94 @@ fn reload_on_hangup() -> std::io::Result<Reload> {
     Ok(reload)
 }
 
-/// Prints a banner for people on standard error. The log has the address and the number of admitted
-/// nodes in a line of its own.
-fn announce(config: &Config, running: &Running) {
-    use std::fmt::Write as _;
-    let mut text = String::new();
-    macro_rules! say { ($($word:tt)*) => { let _ = writeln!(text, $($word)*); } }
+/// Tells an operator what runs: on standard error as text, or in the log, if that is JSON.
+fn announce(config: &Config, format: LogFormat, running: &Running) {
+    let summary = running.gateway.nodes_summary();
+    tracing::info!(address = %running.address, nodes = summary, "listening");
+    if let Some(admin) = running.admin {
+        tracing::info!(address = %admin, "listening for probes and metrics");
+    }
+    let notices = notices(config, running, &summary);
+    match format {
+        LogFormat::Json => {
+            for notice in notices {
+                let notice = notice.replace('\n', " ");
+                match notice.strip_prefix("CAUTION: ") {
+                    Some(caution) => tracing::warn!("{caution}"),
+                    None => tracing::info!("{notice}"),
+                }
+            }
+        }
+        LogFormat::Text => print_error(notices.join("\n").replace('\n', "\n  ") + "\n"),
+    }
+}
+
+/// The texts for an operator after the start. The first is a title. Lines end where a terminal of
+/// 120 columns needs it.
+fn notices(config: &Config, running: &Running, summary: &str) -> Vec<String> {
+    let mut told = Vec::new();
+    macro_rules! say { ($($word:tt)*) => { told.push(format!($($word)*)) } }
     let (scheme, trust) =
         if config.https.is_some() { ("https", " --cacert AUTHORITY.pem") } else { ("http", "") };
     let url = format!("{scheme}://{}", running.address);
-    let summary = running.gateway.nodes_summary();
-    tracing::info!(address = %running.address, nodes = summary, "listening");
     let settings = &config.settings;
     let default_ttl = settings.limits.default_ttl.duration();
     let max_ttl = settings.limits.max_ttl.duration();
     say!("redlock-gateway {} on {url}", env!("CARGO_PKG_VERSION"));
     if let Some(admin) = running.admin {
-        tracing::info!(address = %admin, "listening for probes and metrics");
-        say!("  probes and metrics for operators, without keys: http://{admin}");
+        say!("probes and metrics for operators, without keys: http://{admin}");
     }
     say!(
-        "  TTL of a lock: {} if the request gives none, at most {}",
+        "TTL of a lock: {} if the request gives none, at most {}",
         show(default_ttl),
         show(max_ttl)
     );
     match &config.nodes {
         Nodes::Embedded(count) => {
-            say!("  nodes: {count} in-memory nodes inside this process (no --node was given)");
+            say!("nodes: {count} in-memory nodes inside this process (no --node was given)");
             say!(
-                "  CAUTION: nothing is stored. A restart of this process loses every lock, and a second gateway"
-            );
-            say!(
-                "  cannot see the locks of this gateway. For real use start 3 or 5 Redis masters, and give them:"
-            );
-            say!(
-                "    redlock-gateway --bootstrap --node redis://… --node …   once: new masters vote at once"
-            );
-            say!(
-                "    redlock-gateway --node redis://… --node …               every later start, and further gateways"
+                "CAUTION: nothing is stored. A restart of this process loses every lock, and a second gateway\n\
+                 cannot see the locks of this gateway. For real use start 3 or 5 Redis masters, and give them:\n\
+                 \u{20} redlock-gateway --bootstrap --node redis://… --node …   once: new masters vote at once\n\
+                 \u{20} redlock-gateway --node redis://… --node …               every later start, and further gateways"
             );
         }
         Nodes::Redis(urls) => {
             let names: Vec<_> = urls.iter().map(|url| url.name()).collect();
-            say!("  nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
+            say!("nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
             let wait = show(quarantine(max_ttl, settings.clock_skew));
             say!(
-                "  A master that is new, or may have lost locks in a restart, votes after {wait}. A master that syncs"
+                "A master that is new, or may have lost locks in a restart, votes after {wait}. A master that syncs\n\
+                 every write (appendonly yes, appendfsync always) votes 3 s after a restart."
             );
-            say!("  every write (appendonly yes, appendfsync always) votes 3 s after a restart.");
             if settings.bootstrap {
                 say!(
-                    "  --bootstrap: if all masters are new, they vote after about 2 s. Start no other gateway before"
+                    "--bootstrap: if all masters are new, they vote after about 2 s. Start no other gateway before\n\
+                     {url}/readyz is 200. Leave the flag out from the next start on."
                 );
-                say!("  {url}/readyz is 200. Leave the flag out from the next start on.");
             }
             if urls.len() % 2 == 0 {
                 let even = urls.len();
                 let odd = urls.len() - 1;
-                say!("  CAUTION: {even} nodes survive no more failures than {odd} nodes would.");
+                say!("CAUTION: {even} nodes survive no more failures than {odd} nodes would.");
             }
         }
     }
-    match &settings.auth_keys {
+    let key = match &settings.auth_keys {
         None => {
-            say!("  anybody who can connect can take and release locks: no --auth-keys was given");
-            say!("  try:  curl -i{trust} -X POST {url}/locks/demo        docs: {url}/docs");
+            say!("anybody who can connect can take and release locks: no --auth-keys was given");
+            ""
         }
         Some(file) => {
-            say!("  requests for locks need one of the API keys in {}", file.display());
+            say!("requests for locks need one of the API keys in {}", file.display());
             if !running.address.ip().is_loopback() && config.https.is_none() {
                 say!(
-                    "  CAUTION: keys and tokens travel as plain text, unless a proxy in front of this gateway speaks TLS."
+                    "CAUTION: keys and tokens travel as plain text, unless a proxy in front of this gateway speaks TLS."
                 );
             }
-            say!(
-                "  try:  curl -i{trust} -X POST -H \"Authorization: Bearer $KEY\" {url}/locks/demo        docs: {url}/docs"
-            );
+            " -H \"Authorization: Bearer $KEY\""
         }
-    }
-    print_error(text);
+    };
+    say!("try:  curl -i{trust} -X POST{key} {url}/locks/demo        docs: {url}/docs");
+    told
 }

@@ -45,7 +45,14 @@ pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
             "give every master once; with --cluster, list the nodes in the same order on all gateways; after an intended \
              change run `redlock-gateway reconfigure`"
         }
-        Remedy::Reconfigure => "after an intended change run `redlock-gateway reconfigure`",
+        Remedy::NameNodesAlike => {
+            "give every gateway the same --node URLs, spelled alike, or the same --cluster; only after an intended change \
+             run `redlock-gateway reconfigure`"
+        }
+        Remedy::Reconfigure => {
+            "give every gateway the same --max-ttl and --clock-skew; only after an intended change run \
+             `redlock-gateway reconfigure`"
+        }
         Remedy::TrustNodeCertificate => {
             "the node's certificate must come from --node-ca, be valid now and name the host of --node"
         }

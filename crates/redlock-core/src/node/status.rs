@@ -225,7 +225,9 @@ pub enum Remedy {
     NameEachNodeOnce,
     /// Another gateway of the cluster uses another database of this node.
     UseOneDatabase,
-    /// The marker is of another configuration.
+    /// The marker is of another node set.
+    NameNodesAlike,
+    /// The marker is of another configuration of this node set.
     Reconfigure,
     /// Several gateways or other programs disagree about the node's marker.
     ReadOtherLogs,
@@ -297,7 +299,14 @@ impl fmt::Display for Remedy {
                  all gateways, wait for the \
                  longest TTL and delete that key from database 0 of every node"
             }
-            Self::Reconfigure => "after an intended change reconfigure the nodes",
+            Self::NameNodesAlike => {
+                "give every gateway the same nodes, spelled alike, or the same cluster name; only \
+                 after an intended change reconfigure the nodes"
+            }
+            Self::Reconfigure => {
+                "give every gateway the same max_ttl and clock_skew; only after an intended change \
+                 reconfigure the nodes"
+            }
             Self::ReadOtherLogs => "look at the other gateways' logs",
             Self::MendClock => "repair the clock that is wrong",
             Self::AllowHints => {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::headings;
 use super::value::{InvalidValue, listed, network, origins};
 use crate::callbacks::{CallbackSettings, Networks};
 
@@ -16,6 +17,7 @@ pub(super) struct CallbackFlags {
     /// respond-async`. When the client's lock is ready, the gateway sends a signed POST there. The
     /// client's key needs the `callback` permission. The gateway follows no redirect, uses no proxy,
     /// and connects only to public addresses and to networks of --callback-network.
+    #[arg(help_heading = headings::CALLBACKS)]
     #[arg(
         long = "callback-origin",
         value_name = "ORIGIN",
@@ -28,6 +30,7 @@ pub(super) struct CallbackFlags {
     ///
     /// Without this flag the gateway connects to no loopback, private, link-local or other special
     /// address, whether the URL or DNS gives the address.
+    #[arg(help_heading = headings::CALLBACKS)]
     #[arg(
         long = "callback-network",
         value_name = "CIDR",
@@ -42,6 +45,7 @@ pub(super) struct CallbackFlags {
     /// secret with: echo "whsec_$(openssl rand -base64 32)". With several secrets, each callback has
     /// one signature for each. To replace a secret, add the new one, update the receivers, then
     /// remove the old one. The gateway reads the file again when it changes, and on SIGHUP.
+    #[arg(help_heading = headings::CALLBACKS)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_CALLBACK_SECRET_FILE")]
     callback_secret_file: Option<PathBuf>,
 }

@@ -40,6 +40,22 @@ fn the_command_line_is_well_formed() {
     crate::cli::Cli::command().debug_assert();
 }
 
+/// Flags without a heading stand first in the help.
+#[test]
+fn only_flags_of_one_command_have_no_heading() {
+    use clap::CommandFactory;
+    let cli = crate::cli::Cli::command();
+    let without_heading = |name: &str| {
+        let command = cli.find_subcommand(name).expect("a command");
+        let own = command.get_opts().filter(|flag| flag.get_help_heading().is_none());
+        own.map(|flag| flag.get_long().expect("a long flag").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(without_heading("serve"), without_heading("check"));
+    assert_eq!(without_heading("check"), [""; 0]);
+    let own = ["yes", "old-node", "old-cluster", "old-max-ttl", "old-clock-skew", "no-old-nodes"];
+    assert_eq!(without_heading("reconfigure"), own);
+}
+
 #[test]
 fn defaults_are_embedded_on_loopback() {
     let config = load(&[], "").unwrap();

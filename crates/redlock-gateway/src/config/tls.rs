@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 use redlock_core::node::redis::{TlsIdentity, TlsSettings};
 
+use super::headings;
+
 #[derive(Debug, Clone, Args)]
 pub(super) struct TlsFlags {
     /// Serve HTTPS with this certificate: PEM, the server's own first, then intermediate ones;
@@ -13,9 +15,11 @@ pub(super) struct TlsFlags {
     /// Every second the gateway checks whether the files of --tls-cert, --tls-key and
     /// --tls-client-ca have changed. It also reads them again on SIGHUP. New connections use the
     /// new content; if it cannot be used, they use the old one.
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CERT")]
     tls_cert: Option<PathBuf>,
     /// The private key of --tls-cert: PEM, not encrypted
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_KEY")]
     tls_key: Option<PathBuf>,
     /// Accept client certificates that one of the authorities in this PEM file issued; needs
@@ -23,12 +27,14 @@ pub(super) struct TlsFlags {
     ///
     /// A client certificate stands for an API key: the one whose `certificate` in the file of
     /// --auth-keys is the subject of the certificate.
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,
     /// Offer HTTP/2 to HTTPS clients, next to HTTP/1.1
     ///
     /// With `--http2=false` the gateway offers only HTTP/1.1. Use it when a vulnerability in HTTP/2 is
     /// known and not yet fixed here. Browsers then open at most 6 event streams to one gateway.
+    #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, env = "REDLOCK_HTTP2", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
     http2: bool,
@@ -37,12 +43,15 @@ pub(super) struct TlsFlags {
     ///
     /// The gateway reads the files of --node-ca, --node-cert and --node-key for every connection to
     /// a node.
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_CA")]
     node_ca: Option<PathBuf>,
     /// Certificate to show to rediss:// nodes that require one: PEM; needs --node-key
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_CERT")]
     node_cert: Option<PathBuf>,
     /// The private key of --node-cert: PEM, not encrypted
+    #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_KEY")]
     node_key: Option<PathBuf>,
 }

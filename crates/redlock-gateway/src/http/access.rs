@@ -242,7 +242,8 @@ impl Access {
 
     fn check_rate(&self) -> Result<(), ApiError> {
         let limited = |pause| {
-            let detail = "the API key has used up its rate of requests (`rate` and `burst` in the keys file)";
+            let detail = "the API key has used up its rate of requests (`rate` and `burst` in the keys file); wait as \
+                          long as Retry-After says";
             RATE_LIMITED.because(detail).retry_after(pause)
         };
         self.caller.check_rate().map_err(limited)
@@ -270,7 +271,7 @@ impl Access {
             RateExceeded::Until(pause) => {
                 let detail = format!(
                     "a request for {locks} names or slots counts as {locks} requests, and the API key has used up its rate \
-                     (`rate` and `burst` in the keys file)"
+                     (`rate` and `burst` in the keys file); wait as long as Retry-After says"
                 );
                 RATE_LIMITED.because(detail).retry_after(pause)
             }

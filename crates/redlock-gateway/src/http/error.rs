@@ -193,7 +193,10 @@ impl ApiError {
     /// keys.
     pub(super) fn forbidden(key: Option<&str>, verb: &str) -> Self {
         let detail = match key {
-            Some(key) => format!("the key {key:?} does not have the permission {verb:?} here"),
+            Some(key) => format!(
+                "the key {key:?} may not do this here: its entry in the keys file needs {verb:?} in `verbs`, and `names` \
+                 that match"
+            ),
             None => format!(
                 "this needs an API key with the permission {verb:?}, and this gateway has no keys (--auth-keys); without keys, \
                  only a client on the gateway's own machine may do this: at a loopback address, without headers of a proxy"
@@ -396,13 +399,14 @@ impl ApiError {
             }
             Refusal::ClientGone => ABANDONED.as_usual(),
             Refusal::Overloaded => {
-                let detail = "too many requests are in flight (--max-in-flight), or too many of this client; some slots are reserved \
-                              for others";
+                let detail = "this gateway serves as many requests at once as it may (--max-in-flight), or as many of this \
+                              client as one client may have; wait as long as Retry-After says";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
-                let of = if of_this_client { "of this client" } else { "of all clients" };
-                let detail = format!("too many listings are under way; allowed here are {max} at a time {of}");
+                let of = if of_this_client { "this client" } else { "all clients together" };
+                let s = if max == 1 { "" } else { "s" };
+                let detail = format!("{of} may have {max} listing{s} under way at a time; wait for an answer");
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyStreams(TooManyStreams { max, what }) => {
@@ -431,7 +435,18 @@ impl ApiError {
                 LOCK_NOT_FOUND.as_usual()
             }
             LockError::NoQuorum(nodes) => {
-                NO_QUORUM.as_usual().retry_after(SOON).nodes(nodes, disclosure)
+                let failed = |report: &&NodeReport| {
+                    matches!(report.answer, redlock_core::NodeAnswer::Failed(_))
+                };
+                let detail = match nodes.iter().filter(failed).count() {
+                    0 => "the votes of the masters were split, so there was no majority".to_owned(),
+                    1 => "1 master gave no vote, so there was no majority".to_owned(),
+                    failed => format!("{failed} masters gave no vote, so there was no majority"),
+                };
+                let detail = format!(
+                    "{detail}; nothing was granted, and what this request set on some masters is being removed; try again"
+                );
+                NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
             // Without reports, the nodes answered. Several grants of one owner may stand, or the
             // answers came too late to be used.

@@ -26,7 +26,7 @@ use super::access::{LockAccess, Standing};
 use super::asked::{Asked, note_slots};
 use super::error::{ApiError, INVALID_TTL};
 use super::extract::{AcquireHead, requested_ttl};
-use super::watch::{HEARTBEAT, stream_response, write_event};
+use super::watch::{HEARTBEAT, HEARTBEAT_LINE, stream_response, write_event};
 use super::wire;
 use crate::audit::RequestEnd;
 use crate::auth::Verb;
@@ -248,7 +248,7 @@ impl HeldStream {
                 () = tokio::time::sleep_until(ends) => return self.end(StreamEndReason::Time).await,
                 () = tokio::time::sleep_until(next) => {}
                 _ = heartbeat.tick() => {
-                    self.offer(":\n\n".into());
+                    self.offer(HEARTBEAT_LINE.into());
                     continue;
                 }
             }

@@ -74,11 +74,11 @@ impl Hosts {
         if self.takes(host) {
             return Ok(());
         }
-        let detail = if self.is_loopback {
-            "this gateway listens on a loopback address and is known as localhost; --allowed-host adds another name"
-        } else {
-            "this gateway is not known under this name; --allowed-host gives the names that it has"
-        };
+        let known = if self.is_loopback { "localhost" } else { "one of its names" };
+        let detail = format!(
+            "the host of this request is not a name of this gateway; use {known}, or have the operator add the name with \
+             --allowed-host"
+        );
         Err(MISDIRECTED_REQUEST.because(detail))
     }
 

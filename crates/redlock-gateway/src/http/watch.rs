@@ -27,6 +27,8 @@ use crate::overload::large_messages::{COVERED, LargePermit, bounded};
 
 /// Interval between heartbeats. Proxies often close a connection that is silent for 60 s.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(15);
+/// A comment. No empty line follows: many libraries would take it for the end of an empty event.
+pub(super) const HEARTBEAT_LINE: &str = ":\n";
 /// How long a stream lasts at most. The client then reconnects, perhaps to another gateway. Each
 /// stream ends up to a tenth earlier, so that clients do not reconnect all at once.
 const MAX_STREAM: Duration = Duration::from_secs(3_600);
@@ -97,8 +99,9 @@ impl EventStream {
             heartbeat,
             ends: now + MAX_STREAM.mul_f64(1.0 - fastrand::f64() / 10.0),
             is_over: false,
-            // The client's pause before it reconnects.
-            piece: "retry: 1000\n\n".into(),
+            // The client's pause before it reconnects. The line is part of the first event: many
+            // libraries take a block without data for an empty event.
+            piece: "retry: 1000\n".into(),
             permit: None,
             postponed: None,
         };
@@ -150,7 +153,7 @@ impl EventStream {
             }
             _ = self.heartbeat.tick() => {
                 if self.is_allowed() {
-                    self.piece.push_str(":\n\n");
+                    self.piece.push_str(HEARTBEAT_LINE);
                 }
             }
         }

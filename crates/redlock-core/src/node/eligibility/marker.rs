@@ -179,7 +179,12 @@ impl ClusterConfig {
             "its marker is of another configuration: the marker has {stands}, this gateway has \
              {ours}"
         );
-        Diagnosis::new(why, Remedy::Reconfigure)
+        let is_of_this_set = ParsedConfig::parse(marker)
+            .is_some_and(|config| config.is_under_way || config.node_set == self.node_set());
+        Diagnosis::new(
+            why,
+            if is_of_this_set { Remedy::Reconfigure } else { Remedy::NameNodesAlike },
+        )
     }
 
     /// The longest TTL that a marker permits.
