@@ -22,8 +22,12 @@ async fn pages_declare_their_sources_and_forbid_framing() {
     for (path, status) in [
         ("/docs", 303),
         ("/docs/", 200),
-        ("/docs/swagger-ui.css", 200),
-        ("/docs/swagger-initializer.js", 200),
+        ("/docs/api", 303),
+        ("/docs/api/", 200),
+        ("/docs/api/swagger-ui.css", 200),
+        ("/docs/api/swagger-initializer.js", 200),
+        ("/docs/overview.svg", 200),
+        ("/docs/swagger-ui.css", 404),
         ("/docs/none", 404),
         ("/openapi.json", 200),
         ("/openapi-3.0.json", 200),
@@ -53,7 +57,7 @@ async fn pages_declare_their_sources_and_forbid_framing() {
         }
     }
     // The policy forbids inline scripts and styles, so the page must contain none.
-    let page = gateway.get("/docs/").await.text();
+    let page = gateway.get("/docs/api/").await.text();
     for inline in ["<style", "style=", "onload=", "onclick=", "javascript:"] {
         assert!(!page.contains(inline), "{inline} in\n{page}");
     }
@@ -64,7 +68,7 @@ async fn pages_declare_their_sources_and_forbid_framing() {
 
     // This command makes such a digest: openssl dgst -sha256 -binary | base64.
     let logo = ".logo_small_svg__cls-2{fill:#fff}.logo_small_svg__cls-3{fill:#85ea2d}";
-    let script = gateway.get("/docs/swagger-ui-standalone-preset.js").await.text();
+    let script = gateway.get("/docs/api/swagger-ui-standalone-preset.js").await.text();
     assert!(
         script.contains(&format!("createElement(\"style\",null,\"{logo}\")")),
         "the digest of the inline style differs"

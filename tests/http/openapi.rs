@@ -297,7 +297,7 @@ async fn the_documentation_page_loads_nothing_from_elsewhere() {
     let gateway = Launch::embedded().start().await;
     let moved = gateway.get("/docs").await;
     assert_eq!((moved.status, moved.header("location")), (303, "docs/"), "{moved:?}");
-    let page = gateway.get("/docs/").await;
+    let page = gateway.get("/docs/api/").await;
     assert_eq!(page.status, 200);
     assert!(page.header("content-type").starts_with("text/html"), "{page:?}");
     let html = page.text();
@@ -318,18 +318,12 @@ async fn the_documentation_page_loads_nothing_from_elsewhere() {
             !asset.starts_with("//") && !asset.contains(':'),
             "{asset} is not served by the gateway"
         );
-        let path = if asset.starts_with('/') {
-            asset.to_owned()
-        } else if let Some(other) = asset.strip_prefix("../") {
-            format!("/{other}")
-        } else {
-            format!("/docs/{}", asset.trim_start_matches("./"))
-        };
+        let path = crate::http::docs::target("/docs/api/", asset);
         let served = gateway.get(&path).await;
         assert!(served.status == 200 && !served.body.is_empty(), "{path}: {}", served.status);
         if asset.contains("initializer") {
             assert!(
-                served.text().contains("\"../openapi.json\""),
+                served.text().contains("\"../../openapi.json\""),
                 "the page shows another document:\n{}",
                 served.text()
             );

@@ -357,7 +357,7 @@ async fn check_shows_the_memory_the_limits_need_and_warns() {
 #[tokio::test]
 async fn a_client_that_reads_no_answer_is_disconnected() {
     let gateway = embedded().start().await;
-    let page = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let page = b"GET /docs/api/swagger-ui-bundle.js HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let stranger = from(9, &gateway, &page.repeat(8)).await;
     let before = count(&gateway, "redlock_connections").await;
     assert!(before >= 2.0);

@@ -58,7 +58,7 @@ async fn a_lost_quorum_gives_one_warning_a_minute() {
     assert!(warnings.iter().all(|it| it["code"] == "quorum_unavailable"), "{warnings:#?}");
     let log = gateway.stdout();
     assert_eq!(log.matches("QUORUM LOST").count(), 1, "{log}");
-    assert!(log.contains("\"runbook\":\"/docs/operations#quorum-lost\""), "{log}");
+    assert!(log.contains("\"runbook\":\"/docs/symptoms#quorum-lost\""), "{log}");
     assert!(!log.contains("secret-project"), "the lock's name is in the log");
 }
 

@@ -41,7 +41,7 @@ fn read(name: &str) -> String {
 
 #[test]
 fn every_alert_links_to_a_section_of_the_runbook() {
-    let page = source_root().join("crates/redlock-gateway/docs/operations.md");
+    let page = source_root().join("crates/redlock-gateway/docs/symptoms.md");
     let page = std::fs::read_to_string(page).expect("the address is listed");
     let anchors: Vec<String> = page
         .lines()
@@ -58,7 +58,7 @@ fn every_alert_links_to_a_section_of_the_runbook() {
     let rules = read("alerts.yaml");
     let runbooks: Vec<_> = rules
         .lines()
-        .filter_map(|line| line.split_once("/docs/operations#").map(|(_, anchor)| anchor))
+        .filter_map(|line| line.split_once("/docs/symptoms#").map(|(_, anchor)| anchor))
         .map(|anchor| anchor.trim_end_matches('\''))
         .collect();
     assert_eq!(runbooks.len(), rules.matches("- alert: ").count());

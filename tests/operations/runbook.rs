@@ -156,7 +156,7 @@ async fn a_cluster_without_bootstrap_says_when_it_will_vote() {
     let runbook = &ready.json()["runbook"];
     assert_eq!(
         (ready.status, status, runbook),
-        (503, &json!("no_quorum"), &json!("/docs/operations#quorum-lost"))
+        (503, &json!("no_quorum"), &json!("/docs/symptoms#quorum-lost"))
     );
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     drop(gateway);

@@ -113,8 +113,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 fn sections(text: &str) -> BTreeSet<(&str, &str)> {
     let mut found = BTreeSet::new();
     for (name, reference) in [
-        ("operations.md", "operations.md#"),
-        ("operations.md", "/docs/operations#"),
+        ("symptoms.md", "symptoms.md#"),
+        ("symptoms.md", "/docs/symptoms#"),
         ("runbook.md", "runbook.md#"),
         ("runbook.md", "/docs/runbook#"),
     ] {
@@ -152,10 +152,10 @@ fn every_section_that_operators_are_sent_to_exists() {
         .collect();
     assert!(dead.is_empty(), "{dead:?}");
     // Links within one page count, too.
-    for name in ["operations.md", "runbook.md"] {
+    for name in ["symptoms.md", "runbook.md"] {
         let text = page(name).replace("](#", &format!("]({name}#"));
         assert_eq!(self::dead(&text), Vec::<String>::new(), "{name}");
     }
-    assert_eq!(self::dead("see operations.md#quorum-lots."), ["operations.md#quorum-lots"]);
-    assert_eq!(self::dead("see /docs/operations#quorum-lots."), ["operations.md#quorum-lots"]);
+    assert_eq!(self::dead("see symptoms.md#quorum-lots."), ["symptoms.md#quorum-lots"]);
+    assert_eq!(self::dead("see /docs/symptoms#quorum-lots."), ["symptoms.md#quorum-lots"]);
 }

@@ -20,7 +20,7 @@ pub struct Health {
     /// Advice for operators when the gateway is not ready: the address of a section of its
     /// documentation, absolute or relative to the gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "/docs/operations#quorum-lost"))]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "/docs/symptoms#quorum-lost"))]
     pub runbook: Option<Cow<'static, str>>,
 }
 

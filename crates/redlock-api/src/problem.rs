@@ -88,7 +88,7 @@ pub struct Problem {
     /// Advice for operators: the address of a section of the gateway's documentation, absolute or
     /// relative to the gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "/docs/operations#quorum-lost"))]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "/docs/symptoms#quorum-lost"))]
     pub runbook: Option<Cow<'static, str>>,
 }
 

@@ -121,7 +121,8 @@ fn pages(public: Public) -> (Router, Needs) {
         // A relative path works behind a proxy that adds a prefix.
         .route("/", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "docs/")])))
         .route("/docs", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "docs/")])))
-        .route("/docs/", get(async || docs_file("index.html")))
+        .route("/docs/", get(async || docs_file("")))
+        .route("/docs/api", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "api/")])))
         .route("/docs/{*file}", get(async |Path(file): Path<String>| docs_file(&file)))
         .route("/docs/pages.css", get(move || std::future::ready(styles.clone())));
     (pages, if public.docs { Needs::Nothing } else { Needs::AnyKey })
@@ -136,17 +137,26 @@ fn console_pages() -> Router {
     let pages = Router::new()
         .route("/console", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "console/")])))
         .route("/console/", file("text/html; charset=utf-8", console::INDEX));
-    console::FILES.iter().fold(pages, |pages, console::File { name, kind, text }| {
-        pages.route(&format!("/console/{name}"), file(kind, text))
-    })
+    console::FILES.iter().chain(&console::SHARED).fold(
+        pages,
+        |pages, console::File { name, kind, text }| {
+            pages.route(&format!("/console/{name}"), file(kind, text))
+        },
+    )
 }
 
-/// A page of the documentation, or a file of the page about the API.
+/// A page of the documentation, a picture, or a file of the page about the API.
 fn docs_file(name: &str) -> Response {
     if let Some(html) = docs::page(name) {
         return ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], html).into_response();
     }
-    match swagger::file(name) {
+    if let Some(svg) = docs::picture(name) {
+        return ([(header::CONTENT_TYPE, "image/svg+xml")], svg).into_response();
+    }
+    let Some(name) = name.strip_prefix("api/") else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    match swagger::file(if name.is_empty() { swagger::INDEX } else { name }) {
         Ok(Some(file)) => ([(header::CONTENT_TYPE, file.kind)], file.bytes.clone()).into_response(),
         Ok(None) => StatusCode::NOT_FOUND.into_response(),
         Err(error) => ApiError::internal(error).into_response(),

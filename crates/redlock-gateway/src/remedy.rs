@@ -11,9 +11,9 @@ use crate::config::show;
 /// Sections of the operators' documentation, as paths of this gateway. Each is a page of docs/ and a
 /// heading.
 pub(crate) mod section {
-    pub(crate) const QUORUM_LOST: &str = "/docs/operations#quorum-lost";
-    pub(crate) const MASTER_MEMORY: &str = "/docs/operations#memory-of-the-masters-is-short";
-    pub(crate) const LIMIT_IS_NEAR: &str = "/docs/operations#a-limit-is-near";
+    pub(crate) const QUORUM_LOST: &str = "/docs/symptoms#quorum-lost";
+    pub(crate) const MASTER_MEMORY: &str = "/docs/symptoms#memory-of-the-masters-is-short";
+    pub(crate) const LIMIT_IS_NEAR: &str = "/docs/symptoms#a-limit-is-near";
     pub(crate) const AUDIT_LOG: &str = "/docs/runbook#the-disk-of-the-audit-log-is-full";
     pub(crate) const DRAINING: &str = "/docs/runbook#upgrading-gateways";
 }

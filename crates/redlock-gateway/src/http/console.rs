@@ -20,6 +20,12 @@ macro_rules! files {
     };
 }
 
+/// The files that the documentation's pages have too.
+pub(super) const SHARED: [File; 2] = [
+    File { name: "icon.svg", kind: "image/svg+xml", text: include_str!("icon.svg") },
+    File { name: "palette.css", kind: STYLES, text: include_str!("palette.css") },
+];
+
 /// The other files.
 pub(super) const FILES: &[File] = files! {
     "console.css": STYLES,

@@ -6,13 +6,15 @@
 //! but those of `pages.css`, so they keep the policy for browsers.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::sync::OnceLock;
 
 use axum::body::Bytes;
 use pulldown_cmark::{CowStr, Event, HeadingLevel, Options, Parser, Tag, TagEnd, html};
 
 /// The style sheet of the pages.
-pub(super) const STYLES: &str = include_str!("docs/pages.css");
+pub(super) const STYLES: &str =
+    concat!(include_str!("palette.css"), include_str!("docs/pages.css"));
 
 /// A page: its name in the path, the file's place in the source tree, and its text.
 struct Source {
@@ -21,77 +23,202 @@ struct Source {
     text: &'static str,
 }
 
+/// A picture that a page shows, as [`Source`].
+struct Picture {
+    name: &'static str,
+    file: &'static str,
+    svg: &'static str,
+}
+
 macro_rules! sources {
-    ($($name:literal: $file:literal,)+) => {
-        [$(Source { name: $name, file: $file, text: include_str!(concat!("../../../", $file)) }),+]
+    ($kind:ident, $text:ident, $($name:literal: $file:literal,)+) => {
+        [$($kind { name: $name, file: $file, $text: include_str!(concat!("../../../../", $file)) }),+]
     };
 }
 
-/// All pages. The paths of the files begin in `crates/`.
-const SOURCES: [Source; 22] = sources! {
-    "configuration": "redlock-gateway/docs/configuration.md",
-    "http": "redlock-gateway/docs/http.md",
-    "operations": "redlock-gateway/docs/operations.md",
-    "runbook": "redlock-gateway/docs/runbook.md",
-    "security": "redlock-gateway/docs/security.md",
-    "behind-a-proxy": "redlock-gateway/docs/behind-a-proxy.md",
-    "servers": "redlock-gateway/docs/servers.md",
-    "recipes": "redlock-gateway/docs/recipes.md",
-    "faq": "redlock-gateway/docs/faq.md",
-    "safety": "redlock-core/SAFETY.md",
-    "architecture": "redlock-core/ARCHITECTURE.md",
-    "adding-a-safety-rule": "redlock-core/docs/adding-a-safety-rule.md",
-    "canonical-path": "redlock-core/docs/canonical-path.md",
-    "clocks": "redlock-core/docs/clocks.md",
-    "eligibility": "redlock-core/docs/eligibility.md",
-    "fencing": "redlock-core/docs/fencing.md",
-    "idempotency": "redlock-core/docs/idempotency.md",
-    "quorum-and-validity": "redlock-core/docs/quorum-and-validity.md",
-    "reconfiguration": "redlock-core/docs/reconfiguration.md",
-    "recovery": "redlock-core/docs/recovery.md",
-    "repair": "redlock-core/docs/repair.md",
-    "waiting-and-handoff": "redlock-core/docs/waiting-and-handoff.md",
+/// All pages.
+const SOURCES: [Source; 30] = sources! {Source, text,
+    "": "README.md",
+    "recipes": "crates/redlock-gateway/docs/recipes.md",
+    "faq": "crates/redlock-gateway/docs/faq.md",
+    "http": "crates/redlock-gateway/docs/http.md",
+    "features": "crates/redlock-gateway/docs/features.md",
+    "waiting": "crates/redlock-gateway/docs/waiting.md",
+    "configuration": "crates/redlock-gateway/docs/configuration.md",
+    "masters": "crates/redlock-gateway/docs/masters.md",
+    "servers": "crates/redlock-gateway/docs/servers.md",
+    "module": "crates/redlock-gateway/docs/module.md",
+    "monitoring": "crates/redlock-gateway/docs/monitoring.md",
+    "console": "crates/redlock-gateway/docs/console.md",
+    "symptoms": "crates/redlock-gateway/docs/symptoms.md",
+    "runbook": "crates/redlock-gateway/docs/runbook.md",
+    "security": "crates/redlock-gateway/docs/security.md",
+    "http2": "crates/redlock-gateway/docs/http2.md",
+    "behind-a-proxy": "crates/redlock-gateway/docs/behind-a-proxy.md",
+    "safety": "crates/redlock-core/SAFETY.md",
+    "architecture": "crates/redlock-core/ARCHITECTURE.md",
+    "quorum-and-validity": "crates/redlock-core/docs/quorum-and-validity.md",
+    "fencing": "crates/redlock-core/docs/fencing.md",
+    "eligibility": "crates/redlock-core/docs/eligibility.md",
+    "recovery": "crates/redlock-core/docs/recovery.md",
+    "repair": "crates/redlock-core/docs/repair.md",
+    "idempotency": "crates/redlock-core/docs/idempotency.md",
+    "waiting-and-handoff": "crates/redlock-core/docs/waiting-and-handoff.md",
+    "clocks": "crates/redlock-core/docs/clocks.md",
+    "reconfiguration": "crates/redlock-core/docs/reconfiguration.md",
+    "canonical-path": "crates/redlock-core/docs/canonical-path.md",
+    "adding-a-safety-rule": "crates/redlock-core/docs/adding-a-safety-rule.md",
 };
 
-/// The pages that each page links to at its top.
-const MAIN_PAGES: usize = 11;
+/// The groups of the navigation: a title, and the name of the first page.
+const GROUPS: [(&str, &str); 4] = [
+    ("Begin", ""),
+    ("HTTP API", "http"),
+    ("Operation", "configuration"),
+    ("How it works", "safety"),
+];
+
+const PICTURES: [Picture; 2] = sources! {Picture, svg,
+    "overview.svg": "crates/redlock-gateway/docs/overview.svg",
+    "hung.svg": "tests/bench/pictures/hung.svg",
+};
+
+/// The page that contains all others, so that a browser can search them.
+const EVERYTHING: &str = "everything";
 
 /// Finds a page by its name. All answers share one copy of its HTML: a client may request the page
 /// many times at once.
 pub(super) fn page(name: &str) -> Option<Bytes> {
     static RENDERED: [OnceLock<Bytes>; SOURCES.len()] = [const { OnceLock::new() }; SOURCES.len()];
+    static ALL: OnceLock<Bytes> = OnceLock::new();
+    if name == EVERYTHING {
+        return Some(ALL.get_or_init(|| everything().into()).clone());
+    }
     let at = SOURCES.iter().position(|source| source.name == name)?;
     Some(RENDERED[at].get_or_init(|| rendered(&SOURCES[at]).into()).clone())
 }
 
-/// The links at the top of each page.
-pub(super) fn navigation() -> String {
-    let links = SOURCES[..MAIN_PAGES].iter();
-    let links = links.map(|Source { name, .. }| format!("<a href=\"{name}\">{name}</a>\n"));
-    let links: String = links.collect();
-    let first = "<a href=\"./\">API</a>\n<a href=\"../console/\">console</a>\n";
-    format!("<nav class=\"docs\">{first}{links}</nav>\n")
+/// Finds a picture by its name.
+pub(super) fn picture(name: &str) -> Option<&'static str> {
+    PICTURES.iter().find(|picture| picture.name == name).map(|picture| picture.svg)
+}
+
+/// The bar at the top of each page. `up` leads from the page to `/docs/`.
+pub(super) fn bar(up: &str) -> String {
+    let link = |to: &str, text: &str| format!("<a href=\"{up}{to}\">{text}</a>\n");
+    format!(
+        "<header class=\"docs\"><strong>{}</strong>\n{}{}{}{}</header>\n",
+        link("./", "redlock-gateway"),
+        link("api/", "API"),
+        link("../console/", "console"),
+        link(EVERYTHING, "search"),
+        link("./#pages", "all pages"),
+    )
+}
+
+/// The links to all pages.
+fn navigation() -> String {
+    let mut links = String::new();
+    for Source { name, text, .. } in &SOURCES {
+        if let Some((group, _)) = GROUPS.iter().find(|(_, first)| first == name) {
+            let _ = write!(
+                links,
+                "{}<p>{group}</p>\n<ul>\n",
+                if links.is_empty() { "" } else { "</ul>\n" }
+            );
+        }
+        let to = if name.is_empty() { "./" } else { name };
+        let title = escaped(title_of(text));
+        let _ = writeln!(links, "<li><a href=\"{to}\">{title}</a></li>");
+    }
+    format!("<nav class=\"pages\" id=\"pages\" aria-label=\"Pages\">\n{links}</ul>\n</nav>\n")
+}
+
+/// The title of a page: its first line.
+fn title_of(text: &str) -> &str {
+    text.lines().next().unwrap_or_default().trim_start_matches(['#', ' '])
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('`', "")
 }
 
 fn rendered(source: &Source) -> String {
     let mut body = String::new();
-    let (title, events) = rewritten(source);
+    let (sections, events) = rewritten(source);
     html::push_html(&mut body, events.into_iter());
+    let mut contents = String::new();
+    for (anchor, title) in &sections {
+        let title = escaped(title);
+        let _ = writeln!(contents, "<li><a href=\"#{anchor}\">{title}</a></li>");
+    }
+    if sections.len() > 1 {
+        contents = format!(
+            "<nav class=\"contents\" aria-label=\"On this page\">\n<ul>\n{contents}</ul>\n</nav>\n"
+        );
+    }
+    document(title_of(source.text), &format!("{contents}<main>\n{body}</main>\n"))
+}
+
+/// All pages in one. Their titles are headings of the second level, and their own anchors are left
+/// out, because two pages may have the same.
+fn everything() -> String {
+    let mut body = String::from(
+        "<h1>All pages</h1>\n<p>Search this page with your browser (Ctrl+F). The title of each part leads to its page.</p>\n",
+    );
+    for source in &SOURCES {
+        let to = if source.name.is_empty() { "./" } else { source.name };
+        let title = escaped(title_of(source.text));
+        let _ = writeln!(body, "<h2><a href=\"{to}\">{title}</a></h2>");
+        let (_, mut events) = rewritten(source);
+        let end = events.iter().position(|event| matches!(event, Event::End(TagEnd::Heading(_))));
+        events.drain(..=end.expect("a page begins with its title"));
+        for event in &mut events {
+            match event {
+                Event::Start(Tag::Heading { level, id, .. }) => {
+                    *id = None;
+                    *level = deeper(*level);
+                }
+                Event::End(TagEnd::Heading(level)) => *level = deeper(*level),
+                _ => {}
+            }
+        }
+        // A link within the page leads to the page itself.
+        let mut part = String::new();
+        html::push_html(&mut part, events.into_iter());
+        body.push_str(&part.replace("href=\"#", &format!("href=\"{to}#")));
+    }
+    document("All pages", &format!("<main>\n{body}</main>\n"))
+}
+
+fn deeper(level: HeadingLevel) -> HeadingLevel {
+    HeadingLevel::try_from(level as usize + 1).unwrap_or(HeadingLevel::H6)
+}
+
+fn document(title: &str, content: &str) -> String {
+    let title = if title == "redlock-gateway" {
+        title.to_owned()
+    } else {
+        format!("{} - redlock-gateway", escaped(title))
+    };
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>{title} - redlock-gateway</title>\n<link rel=\"stylesheet\" href=\"pages.css\">\n\
-         </head>\n<body class=\"docs\">\n{}<main class=\"docs\">\n{body}</main>\n</body>\n</html>\n",
+         <title>{title}</title>\n<link rel=\"icon\" href=\"../console/icon.svg\">\n\
+         <link rel=\"stylesheet\" href=\"pages.css\">\n\
+         </head>\n<body class=\"docs\">\n{}<div class=\"docs\">\n{content}{}</div>\n</body>\n</html>\n",
+        bar(""),
         navigation()
     )
 }
 
-/// The title of a page and its content, with anchors for the headings and links for the web.
-fn rewritten(source: &Source) -> (String, Vec<Event<'static>>) {
+/// The sections of a page, each with its anchor and title, and the content of the page, with anchors
+/// for the headings and links for the web.
+fn rewritten(source: &Source) -> (Vec<(String, String)>, Vec<Event<'static>>) {
     let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH;
     let mut events: Vec<Event<'static>> =
         Parser::new_ext(source.text, options).map(Event::into_static).collect();
-    let mut title = String::new();
+    let mut sections = Vec::new();
     let mut anchors = Anchors::default();
     // Whether the link that is open leads to a file that is not served.
     let mut is_dropped = false;
@@ -100,10 +227,11 @@ fn rewritten(source: &Source) -> (String, Vec<Event<'static>>) {
             Event::Start(Tag::Heading { level, .. }) => {
                 let level = *level;
                 let text = text_until_heading_ends(&events[at..]);
-                if level == HeadingLevel::H1 && title.is_empty() {
-                    title = text.replace('<', "&lt;");
+                let anchor = anchors.next(&text);
+                let id = Some(CowStr::from(anchor.clone()));
+                if level == HeadingLevel::H2 {
+                    sections.push((anchor, text));
                 }
-                let id = Some(CowStr::from(anchors.next(&text)));
                 events[at] = Event::Start(Tag::Heading {
                     level,
                     id,
@@ -128,12 +256,23 @@ fn rewritten(source: &Source) -> (String, Vec<Event<'static>>) {
                 is_dropped = false;
                 events[at] = Event::Text(CowStr::Borrowed(""));
             }
+            Event::Start(Tag::Image { link_type, dest_url, title, id }) => {
+                let picture = PICTURES.iter().find(|picture| {
+                    in_tree(source.file, dest_url).as_deref() == Some(picture.file)
+                });
+                events[at] = Event::Start(Tag::Image {
+                    link_type: *link_type,
+                    dest_url: picture.map_or("", |picture| picture.name).into(),
+                    title: title.clone(),
+                    id: id.clone(),
+                });
+            }
             // The files have no HTML of their own. If one gets some, it is shown as text.
             Event::Html(text) | Event::InlineHtml(text) => events[at] = Event::Text(text.clone()),
             _ => {}
         }
     }
-    (title, events)
+    (sections, events)
 }
 
 fn text_until_heading_ends(events: &[Event<'_>]) -> String {
@@ -151,6 +290,15 @@ fn target(file: &str, link: &str) -> Option<String> {
         return Some(link.to_owned());
     }
     let (path, anchor) = link.split_once('#').map_or((link, ""), |(path, anchor)| (path, anchor));
+    let file = in_tree(file, path)?;
+    let page = SOURCES.iter().find(|source| source.file == file)?;
+    let hash = if anchor.is_empty() { "" } else { "#" };
+    let name = if page.name.is_empty() { "./" } else { page.name };
+    Some(format!("{name}{hash}{anchor}"))
+}
+
+/// The place in the source tree of what a file names by this path. `None` if it is outside.
+fn in_tree(file: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = file.split('/').collect();
     parts.pop();
     for part in path.split('/') {
@@ -159,10 +307,7 @@ fn target(file: &str, link: &str) -> Option<String> {
             part => parts.push(part),
         }
     }
-    let file = parts.join("/");
-    let page = SOURCES.iter().find(|source| source.file == file)?;
-    let hash = if anchor.is_empty() { "" } else { "#" };
-    Some(format!("{}{hash}{anchor}", page.name))
+    Some(parts.join("/"))
 }
 
 /// The anchors of the headings of one page.
@@ -201,8 +346,15 @@ mod tests {
     }
 
     #[test]
+    fn each_group_begins_with_a_page() {
+        for (group, first) in GROUPS {
+            assert!(SOURCES.iter().any(|source| source.name == first), "{group}: {first}");
+        }
+    }
+
+    #[test]
     fn links_lead_to_pages_and_other_files_have_none() {
-        let from = |link| target("redlock-gateway/docs/http.md", link);
+        let from = |link| target("crates/redlock-gateway/docs/http.md", link);
         for (link, leads_to) in [
             ("runbook.md#upgrading-masters", Some("runbook#upgrading-masters")),
             ("../../redlock-core/SAFETY.md", Some("safety")),
@@ -210,6 +362,7 @@ mod tests {
             ("https://redis.io/#a", Some("https://redis.io/#a")),
             ("../../../.github/SECURITY.md", None),
             ("../src/lib.rs", None),
+            ("../../../README.md#try-it", Some("./#try-it")),
         ] {
             assert_eq!(from(link).as_deref(), leads_to, "{link}");
         }

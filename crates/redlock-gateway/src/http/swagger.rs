@@ -11,7 +11,7 @@ use utoipa_swagger_ui_vendored::SWAGGER_UI_VENDORED;
 use zip::ZipArchive;
 use zip::result::ZipError;
 
-const INDEX: &str = "index.html";
+pub(super) const INDEX: &str = "index.html";
 const INITIALIZER: &str = "swagger-initializer.js";
 /// The files that the page loads, each with its kind.
 const FILES: [(&str, &str); 8] = [
@@ -26,7 +26,7 @@ const FILES: [(&str, &str); 8] = [
 ];
 /// What the initializer of the archive loads.
 const EXAMPLE: &str = "https://petstore.swagger.io/v2/swagger.json";
-const DOCUMENT: &str = "../openapi.json";
+const DOCUMENT: &str = "../../openapi.json";
 
 /// A file of the page. All answers share one copy of the bytes: a client may request the file many
 /// times at once.
@@ -52,14 +52,22 @@ fn unpack() -> Result<HashMap<&'static str, File>, ZipError> {
         let mut bytes = Vec::new();
         archive.by_name(&format!("{root}/dist/{name}"))?.read_to_end(&mut bytes)?;
         let bytes = match name {
-            // The page links to the documentation's pages.
-            INDEX => replaced(&bytes, "<body>", &format!("<body>\n{}", super::docs::navigation())),
+            INDEX => as_ours(&bytes),
             INITIALIZER => replaced(&bytes, EXAMPLE, DOCUMENT),
             _ => bytes,
         };
         files.insert(name, File { kind, bytes: bytes.into() });
     }
     Ok(files)
+}
+
+/// Gives the page the title, the styles and the bar of the documentation's pages.
+fn as_ours(page: &[u8]) -> Vec<u8> {
+    let page = replaced(page, "<title>Swagger UI</title>", "<title>API - redlock-gateway</title>");
+    let styles = "<link rel=\"stylesheet\" href=\"../pages.css\">\n</head>";
+    let page = replaced(&page, "</head>", styles);
+    let body = format!("<body class=\"docs\">\n{}", super::docs::bar("../"));
+    replaced(&page, "<body>", &body)
 }
 
 fn replaced(text: &[u8], from: &str, to: &str) -> Vec<u8> {
@@ -76,7 +84,12 @@ mod tests {
             let file = file(name).expect("the archive is whole").expect("a file of the page");
             String::from_utf8(file.bytes.to_vec()).expect("text")
         };
-        assert!(text(INDEX).contains(&super::super::docs::navigation()));
+        let index = text(INDEX);
+        for ours in
+            [&super::super::docs::bar("../"), "<title>API - ", "../pages.css", "<body class"]
+        {
+            assert!(index.contains(ours), "no {ours} in\n{index}");
+        }
         assert!(text(INITIALIZER).contains(&format!("url: \"{DOCUMENT}\"")));
         assert!(!text(INITIALIZER).contains("petstore"));
         assert!(file("swagger-ui.js").expect("the archive is whole").is_none());

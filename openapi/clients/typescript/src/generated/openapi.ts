@@ -533,7 +533,7 @@ export interface components {
             /**
              * @description Advice for operators when the gateway is not ready: the address of a section of its
              *     documentation, absolute or relative to the gateway.
-             * @example /docs/operations#quorum-lost
+             * @example /docs/symptoms#quorum-lost
              */
             runbook?: string;
             /**
@@ -1004,7 +1004,7 @@ export interface components {
             /**
              * @description Advice for operators: the address of a section of the gateway's documentation, absolute or
              *     relative to the gateway.
-             * @example /docs/operations#quorum-lost
+             * @example /docs/symptoms#quorum-lost
              */
             runbook?: string;
             /**

@@ -30,7 +30,7 @@ class Health:
             only `alive`.
         nodes (list[NodeHealth] | Unset): Every node, and whether it may vote. Only for callers that may see metrics.
         runbook (str | Unset): Advice for operators when the gateway is not ready: the address of a section of its
-            documentation, absolute or relative to the gateway. Example: /docs/operations#quorum-lost.
+            documentation, absolute or relative to the gateway. Example: /docs/symptoms#quorum-lost.
     """
 
     status: HealthStatus

@@ -47,7 +47,7 @@ class Problem:
             seconds.
         runbook (str | Unset): Advice for operators: the address of a section of the gateway's documentation, absolute
             or
-            relative to the gateway. Example: /docs/operations#quorum-lost.
+            relative to the gateway. Example: /docs/symptoms#quorum-lost.
     """
 
     code: ProblemCode
