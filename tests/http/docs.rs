@@ -31,8 +31,7 @@ pub(crate) fn target(page: &str, link: &str) -> String {
             part => folders.push(part),
         }
     }
-    let path = folders.join("/");
-    if link.ends_with("./") { format!("{path}/") } else { path }
+    folders.join("/")
 }
 
 /// Follows all links from the first page. Returns each page of the documentation by its path.
@@ -154,7 +153,11 @@ async fn the_console_is_served_to_everybody_under_the_same_policy() {
     assert!(files.len() > 2, "{files:?}");
     for name in files {
         let answer = gateway.get(&format!("/console/{}", &name[2..])).await;
-        let kind = if name.ends_with(".css") { "text/css" } else { "text/javascript" };
+        let kind = match name.rsplit_once('.').expect("a file with an extension").1 {
+            "css" => "text/css",
+            "svg" => "image/svg+xml",
+            _ => "text/javascript",
+        };
         assert_eq!(answer.status, 200, "{name}");
         assert!(answer.header("content-type").starts_with(kind), "{answer:?}");
         assert_eq!(answer.header("content-security-policy"), policy);
