@@ -346,7 +346,7 @@ async fn new_streams_go_on_after_the_last_event() {
     let server = Server::new().await;
     let client = server.client();
     let first = format!(
-        "retry: 50\n\nid: 1-1\nevent: snapshot\n{FREE}\n\n:\n\nevent: end\ndata: {{\"reason\":\"time\"}}\n\n"
+        "retry: 50\nid: 1-1\nevent: snapshot\n{FREE}\n\n:\nevent: end\ndata: {{\"reason\":\"time\"}}\n\n"
     );
     let watched = Watched::Lock("a".into());
     let (watching, (head, _open)) = tokio::join!(client.watch(watched), server.stream(&first));

@@ -91,7 +91,7 @@ async fn pages_of_the_documentation_suit_phones_and_the_policy() {
             assert_eq!(answer.header(header), api.header(header), "{path}");
         }
         assert!(page.contains("<meta name=\"viewport\" content=\"width=device-width"), "{path}");
-        for forbidden in ["<style", "style=", "<script", "javascript:", "onclick="] {
+        for forbidden in ["src=\"\"", "<style", "style=", "<script", "javascript:", "onclick="] {
             assert!(!page.contains(forbidden), "{forbidden} in {path}");
         }
         assert_eq!(page.matches("<h1").count(), 1, "{path}");

@@ -284,7 +284,8 @@ async fn stalled_connections(stage: &Stage) -> Vec<(Http2, Vec<Begun>)> {
             let connection = Http2::open_with(&stage.client, stage.address(), &builder).await;
             let mut requests = Vec::new();
             for number in 0..98 {
-                let path = ["/docs/api/swagger-ui-bundle.js", "/openapi.json", "/readyz"][number % 3];
+                let path =
+                    ["/docs/api/swagger-ui-bundle.js", "/openapi.json", "/readyz"][number % 3];
                 let none = HeaderMap::new();
                 requests.push(connection.begin(Method::GET, path, &none, &Value::Null).await);
             }

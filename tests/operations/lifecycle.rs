@@ -40,7 +40,7 @@ async fn the_output_is_only_json_with_log_format_json() {
     let launch = Launch::embedded().flag("--log-format", "json").env("RUST_LOG", "info");
     let gateway = launch.start().await;
     let output = eventually("the banner is complete", async || {
-        Some(gateway.stdout()).filter(|text| text.contains("/docs"))
+        Some(gateway.stdout()).filter(|text| text.contains("/docs") && text.ends_with('\n'))
     })
     .await;
     let lines: Vec<Value> =
@@ -80,9 +80,7 @@ async fn the_banner_has_a_working_command_and_safety_warnings() {
     {
         let launch = launch.flag("--max-ttl", "3m").flag("--clock-skew", "4s");
         let (_gateway, banner) = launch.start_with_banner().await;
-        for word in
-            ["votes after 3m 7s", "appendfsync always", "2 nodes survive no more failures than 1"]
-        {
+        for word in ["votes after 3m 7s", "appendfsync always"] {
             assert!(banner.contains(word), "no {word:?} in\n{banner}");
         }
         assert!(

@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn pieces_may_end_anywhere() {
-        let text = "retry: 1000\n\nid: 1-7\nevent: held\ndata: {\"name\":\"é\"}\n\n:\n\n\
+        let text = "retry: 1000\nid: 1-7\nevent: held\ndata: {\"name\":\"é\"}\n\n:\n\
                     event: end\ndata: x\n\n";
         let whole = events(&mut Parser::default(), &[text.as_bytes()]);
         assert_eq!(whole, ["held={\"name\":\"é\"}", "end=x"]);

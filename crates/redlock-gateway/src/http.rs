@@ -151,7 +151,11 @@ fn docs_file(name: &str) -> Response {
         return ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], html).into_response();
     }
     if let Some(svg) = docs::picture(name) {
-        return ([(header::CONTENT_TYPE, "image/svg+xml")], svg).into_response();
+        let headers = [
+            (header::CONTENT_TYPE, "image/svg+xml"),
+            (header::CONTENT_SECURITY_POLICY, browser::PICTURE_POLICY),
+        ];
+        return (headers, svg).into_response();
     }
     let Some(name) = name.strip_prefix("api/") else {
         return StatusCode::NOT_FOUND.into_response();

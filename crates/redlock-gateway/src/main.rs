@@ -219,14 +219,16 @@ fn reload_on_hangup() -> std::io::Result<Reload> {
 /// Tells an operator what runs: on standard error as text, or in the log, if that is JSON.
 fn announce(config: &Config, format: LogFormat, running: &Running) {
     let summary = running.gateway.nodes_summary();
-    tracing::info!(address = %running.address, nodes = summary, "listening");
+    let version = env!("CARGO_PKG_VERSION");
+    tracing::info!(address = %running.address, version, nodes = summary, "listening");
     if let Some(admin) = running.admin {
         tracing::info!(address = %admin, "listening for probes and metrics");
     }
     let notices = notices(config, running, &summary);
     match format {
         LogFormat::Json => {
-            for notice in notices {
+            // The log has the content of the title.
+            for notice in notices.into_iter().skip(1) {
                 let notice = notice.replace('\n', " ");
                 match notice.strip_prefix("CAUTION: ") {
                     Some(caution) => tracing::warn!("{caution}"),
@@ -249,10 +251,10 @@ fn notices(config: &Config, running: &Running, summary: &str) -> Vec<String> {
     let settings = &config.settings;
     let default_ttl = settings.limits.default_ttl.duration();
     let max_ttl = settings.limits.max_ttl.duration();
-    say!("redlock-gateway {} on {url}", env!("CARGO_PKG_VERSION"));
-    if let Some(admin) = running.admin {
-        say!("probes and metrics for operators, without keys: http://{admin}");
-    }
+    let admin = running.admin.map_or_else(String::new, |admin| {
+        format!("\nprobes and metrics for operators, without keys: http://{admin}")
+    });
+    say!("redlock-gateway {} on {url}{admin}", env!("CARGO_PKG_VERSION"));
     say!(
         "TTL of a lock: {} if the request gives none, at most {}",
         show(default_ttl),
@@ -281,11 +283,6 @@ fn notices(config: &Config, running: &Running, summary: &str) -> Vec<String> {
                     "--bootstrap: if all masters are new, they vote after about 2 s. Start no other gateway before\n\
                      {url}/readyz is 200. Leave the flag out from the next start on."
                 );
-            }
-            if urls.len() % 2 == 0 {
-                let even = urls.len();
-                let odd = urls.len() - 1;
-                say!("CAUTION: {even} nodes survive no more failures than {odd} nodes would.");
             }
         }
     }

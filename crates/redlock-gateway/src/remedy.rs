@@ -53,6 +53,9 @@ pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
             "give every gateway the same --max-ttl and --clock-skew; only after an intended change run \
              `redlock-gateway reconfigure`"
         }
+        Remedy::FinishChange => {
+            "wait until the running `redlock-gateway reconfigure` has ended; if it was interrupted, run the same command again"
+        }
         Remedy::TrustNodeCertificate => {
             "the node's certificate must come from --node-ca, be valid now and name the host of --node"
         }

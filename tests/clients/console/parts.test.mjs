@@ -25,7 +25,7 @@ function held(name, token, more = {}) {
 }
 
 test("events are found however the stream is cut", () => {
-  const stream = "retry: 1000\r\n\r\n:\n\nid: 7\nevent: held\ndata: {}\n\ndata: a\ndata:b\n\n";
+  const stream = "retry: 1000\r\n:\nid: 7\nevent: held\ndata: {}\n\ndata: a\ndata:b\n\n";
   const expected = [
     { id: "7", type: "held", data: "{}" },
     { id: "7", type: "message", data: "a\nb" },

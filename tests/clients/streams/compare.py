@@ -1,11 +1,14 @@
 """Starts the readers, lets events and a heartbeat reach them, and compares what each delivered."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import urllib.request
 
+# Ends a test that hangs, and never a test on a slow machine.
+PATIENCE = 20 * 60
 EXPECTED = ["snapshot", "held", "released"]
 
 
@@ -30,7 +33,7 @@ class Reader:
     def __init__(self, library, command, environment):
         self.library = library
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={"PATH": "/usr/local/bin:/usr/bin:/bin", **environment}
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
         )
         self.events = []
 
@@ -58,8 +61,9 @@ def wait_for_heartbeat(url):
     """Returns once a stream that begins now has had a heartbeat."""
     request = urllib.request.Request(url, headers={"accept": "text/event-stream"})
     with urllib.request.urlopen(request) as stream:
-        while not stream.readline().startswith(b":"):
-            pass
+        while not (line := stream.readline()).startswith(b":"):
+            if not line:
+                raise RuntimeError("the stream ended before its first heartbeat")
 
 
 def main():
@@ -69,6 +73,10 @@ def main():
     )
     url = json.loads(servers.stdout.readline())["gateways"][0] + "/locks/streamed"
     reading = [Reader(*parts) for parts in readers(url, work)]
+    # A library that never delivers the last event would hold up the test.
+    limit = threading.Timer(PATIENCE, lambda: [reader.process.kill() for reader in reading])
+    limit.daemon = True
+    limit.start()
     for reader in reading:
         reader.read()
     wait_for_heartbeat(url)

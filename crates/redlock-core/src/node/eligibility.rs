@@ -997,6 +997,13 @@ mod tests {
         assert_eq!(ClusterConfig::node_set_of(&under_way), Some(base.node_set()));
         assert_eq!(ClusterConfig::max_ttl_of(&under_way), Some(MAX_TTL * 3));
         assert!(base.conflict(&under_way).reason.contains("under way"));
+        for (marker, remedy) in [
+            (under_way.as_str(), Remedy::FinishChange),
+            ("not a marker", Remedy::ChangeKeyPrefix),
+            ("v3:00000000:1:1:x", Remedy::ChangeKeyPrefix),
+        ] {
+            assert_eq!(base.conflict(marker).remedy, Some(remedy), "{marker}");
+        }
         assert!(
             conflict.contains("max_ttl 600000 ms") && conflict.contains("max_ttl 300000 ms"),
             "{conflict}"

@@ -229,6 +229,8 @@ pub enum Remedy {
     NameNodesAlike,
     /// The marker is of another configuration of this node set.
     Reconfigure,
+    /// A change of the configuration has begun and has not ended.
+    FinishChange,
     /// Several gateways or other programs disagree about the node's marker.
     ReadOtherLogs,
     /// The node's clock and this machine's differ.
@@ -306,6 +308,9 @@ impl fmt::Display for Remedy {
             Self::Reconfigure => {
                 "give every gateway the same max_ttl and clock_skew; only after an intended change \
                  reconfigure the nodes"
+            }
+            Self::FinishChange => {
+                "wait for the change to end; if it was interrupted, carry out the same change again"
             }
             Self::ReadOtherLogs => "look at the other gateways' logs",
             Self::MendClock => "repair the clock that is wrong",

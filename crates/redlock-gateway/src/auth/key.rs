@@ -53,7 +53,7 @@ impl Verb {
 
     /// Whether the verb is granted for certain lock names. Otherwise it applies to the whole
     /// gateway.
-    pub(super) fn is_of_names(self) -> bool {
+    pub(crate) fn is_of_names(self) -> bool {
         self != Self::Metrics
     }
 }

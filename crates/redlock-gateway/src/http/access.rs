@@ -242,8 +242,8 @@ impl Access {
 
     fn check_rate(&self) -> Result<(), ApiError> {
         let limited = |pause| {
-            let detail = "the API key has used up its rate of requests (`rate` and `burst` in the keys file); wait as \
-                          long as Retry-After says";
+            let detail = "the API key has used up its rate of requests (`rate` and `burst` in the keys file); wait \
+                          for retry_after_ms";
             RATE_LIMITED.because(detail).retry_after(pause)
         };
         self.caller.check_rate().map_err(limited)
@@ -271,7 +271,7 @@ impl Access {
             RateExceeded::Until(pause) => {
                 let detail = format!(
                     "a request for {locks} names or slots counts as {locks} requests, and the API key has used up its rate \
-                     (`rate` and `burst` in the keys file); wait as long as Retry-After says"
+                     (`rate` and `burst` in the keys file); wait for retry_after_ms"
                 );
                 RATE_LIMITED.because(detail).retry_after(pause)
             }
@@ -327,11 +327,7 @@ impl Access {
     }
 
     fn require(&self, verb: Verb, is_allowed: bool) -> Result<(), ApiError> {
-        if is_allowed {
-            Ok(())
-        } else {
-            Err(ApiError::forbidden(self.caller.principal(), verb.word()))
-        }
+        if is_allowed { Ok(()) } else { Err(ApiError::forbidden(self.caller.principal(), verb)) }
     }
 
     pub(super) fn caller(&self) -> &Caller {

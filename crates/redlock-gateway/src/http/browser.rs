@@ -25,11 +25,15 @@ const GUARDS: [(HeaderName, &str); 4] = [
     (header::REFERRER_POLICY, "no-referrer"),
 ];
 
-/// Adds the headers to pages for people. Other answers do not get them, because their clients would
+/// Policy of a picture that a browser shows by itself. Its styles are within the picture.
+pub(super) const PICTURE_POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox";
+
+/// Adds the headers to pages for people, unless an answer has its own. Other answers do not get them, because their clients would
 /// not read them.
 pub(super) fn guarded<S: Clone + Send + Sync + 'static>(pages: Router<S>) -> Router<S> {
     GUARDS.into_iter().fold(pages, |pages, (name, value)| {
-        pages.layer(SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value)))
+        pages.layer(SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value)))
     })
 }
 

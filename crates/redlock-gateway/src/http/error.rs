@@ -20,7 +20,7 @@ use redlock_core::{HeldBy, LinePlace, LockError, NodeReport, Ttl, WaitLimit};
 pub(super) use self::kinds::*;
 use super::wire::{json_line, node_answer, rfc3339, slot_holder};
 use crate::audit::RequestEnd;
-use crate::auth::AuthError;
+use crate::auth::{AuthError, Verb};
 use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings, TooManyStreams};
 use crate::info::label_of;
@@ -191,11 +191,12 @@ impl ApiError {
 
     /// The caller is known and lacks the permission. `key`: the name of its key, if the gateway has
     /// keys.
-    pub(super) fn forbidden(key: Option<&str>, verb: &str) -> Self {
+    pub(super) fn forbidden(key: Option<&str>, verb: Verb) -> Self {
+        let names = if verb.is_of_names() { ", and `names` that match" } else { "" };
+        let verb = verb.word();
         let detail = match key {
             Some(key) => format!(
-                "the key {key:?} may not do this here: its entry in the keys file needs {verb:?} in `verbs`, and `names` \
-                 that match"
+                "the key {key:?} may not do this here: its entry in the keys file needs {verb:?} in `verbs`{names}"
             ),
             None => format!(
                 "this needs an API key with the permission {verb:?}, and this gateway has no keys (--auth-keys); without keys, \
@@ -249,6 +250,15 @@ impl ApiError {
     pub(super) fn is_loss(&self) -> bool {
         use ProblemCode as C;
         matches!(self.report.code, C::LockNotFound | C::NotHolder | C::MaxHoldReached)
+    }
+
+    /// Says that a listing got no majority: it has changed nothing.
+    pub(super) fn of_listing(mut self) -> Self {
+        if self.report.code == ProblemCode::QuorumUnavailable {
+            self.report.problem.detail =
+                "too few masters could be read in time; try again".to_owned();
+        }
+        self
     }
 
     /// The path names no deferred request that the caller may see.
@@ -400,7 +410,7 @@ impl ApiError {
             Refusal::ClientGone => ABANDONED.as_usual(),
             Refusal::Overloaded => {
                 let detail = "this gateway serves as many requests at once as it may (--max-in-flight), or as many of this \
-                              client as one client may have; wait as long as Retry-After says";
+                              client as one client may have; wait for retry_after_ms";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
@@ -435,18 +445,7 @@ impl ApiError {
                 LOCK_NOT_FOUND.as_usual()
             }
             LockError::NoQuorum(nodes) => {
-                let failed = |report: &&NodeReport| {
-                    matches!(report.answer, redlock_core::NodeAnswer::Failed(_))
-                };
-                let detail = match nodes.iter().filter(failed).count() {
-                    0 => "the votes of the masters were split, so there was no majority".to_owned(),
-                    1 => "1 master gave no vote, so there was no majority".to_owned(),
-                    failed => format!("{failed} masters gave no vote, so there was no majority"),
-                };
-                let detail = format!(
-                    "{detail}; nothing was granted, and what this request set on some masters is being removed; try again"
-                );
-                NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
+                NO_QUORUM.as_usual().retry_after(SOON).nodes(nodes, disclosure)
             }
             // Without reports, the nodes answered. Several grants of one owner may stand, or the
             // answers came too late to be used.

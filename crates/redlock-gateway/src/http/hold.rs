@@ -399,7 +399,7 @@ impl QueueView<'_> {
             let text = if news.is_some() {
                 self.state().await
             } else if heard.elapsed() >= HEARTBEAT {
-                ":\n\n".into()
+                HEARTBEAT_LINE.into()
             } else {
                 continue;
             };

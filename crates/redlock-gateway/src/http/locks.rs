@@ -431,7 +431,7 @@ pub(super) async fn list(
         .gateway()
         .list(request, is_listed)
         .await
-        .map_err(|refusal| access.refused(refusal))?;
+        .map_err(|refusal| access.refused(refusal).of_listing())?;
     let shows = |name: &_| access.caller().may(Verb::Inspect, name);
     let line_length = |name: &_| access.gateway().line_length(name);
     json_response(StatusCode::OK, &lock_list(page, line_length, shows))

@@ -169,7 +169,7 @@ fn status(access: &Access, deferred: &DeferredRequest<Refusal>) -> RequestStatus
             Some(refused(access, &deferred.target, Refusal::clone(refusal)))
         }
         DeferredStage::Ended(DeferredEnd::Revoked) => {
-            Some(ApiError::forbidden(access.caller().principal(), Verb::Acquire.word()))
+            Some(ApiError::forbidden(access.caller().principal(), Verb::Acquire))
         }
         DeferredStage::Begun
         | DeferredStage::Waiting

@@ -14,11 +14,9 @@ use zip::result::ZipError;
 pub(super) const INDEX: &str = "index.html";
 const INITIALIZER: &str = "swagger-initializer.js";
 /// The files that the page loads, each with its kind.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 6] = [
     (INDEX, "text/html; charset=utf-8"),
     ("index.css", "text/css; charset=utf-8"),
-    ("favicon-16x16.png", "image/png"),
-    ("favicon-32x32.png", "image/png"),
     (INITIALIZER, "text/javascript; charset=utf-8"),
     ("swagger-ui-bundle.js", "text/javascript; charset=utf-8"),
     ("swagger-ui-standalone-preset.js", "text/javascript; charset=utf-8"),
@@ -26,6 +24,7 @@ const FILES: [(&str, &str); 8] = [
 ];
 /// What the initializer of the archive loads.
 const EXAMPLE: &str = "https://petstore.swagger.io/v2/swagger.json";
+const ICON: &str = "../../console/icon.svg";
 const DOCUMENT: &str = "../../openapi.json";
 
 /// A file of the page. All answers share one copy of the bytes: a client may request the file many
@@ -64,8 +63,12 @@ fn unpack() -> Result<HashMap<&'static str, File>, ZipError> {
 /// Gives the page the title, the styles and the bar of the documentation's pages.
 fn as_ours(page: &[u8]) -> Vec<u8> {
     let page = replaced(page, "<title>Swagger UI</title>", "<title>API - redlock-gateway</title>");
+    let page = String::from_utf8_lossy(&page)
+        .replace("./favicon-16x16.png", ICON)
+        .replace("./favicon-32x32.png", ICON)
+        .replace("image/png", "image/svg+xml");
     let styles = "<link rel=\"stylesheet\" href=\"../pages.css\">\n</head>";
-    let page = replaced(&page, "</head>", styles);
+    let page = replaced(page.as_bytes(), "</head>", styles);
     let body = format!("<body class=\"docs\">\n{}", super::docs::bar("../"));
     replaced(&page, "<body>", &body)
 }
@@ -107,7 +110,7 @@ mod tests {
             .map(|name| name.trim_start_matches("./"))
             .filter(|name| name.contains('.') && !name.contains('/'))
             .collect();
-        assert!(named.len() >= FILES.len() - 1, "{named:?}");
+        assert_eq!(named.len(), FILES.len() - 1, "{named:?}");
         for name in named {
             assert!(file(name).expect("the archive is whole").is_some(), "{name}");
         }

@@ -179,12 +179,13 @@ impl ClusterConfig {
             "its marker is of another configuration: the marker has {stands}, this gateway has \
              {ours}"
         );
-        let is_of_this_set = ParsedConfig::parse(marker)
-            .is_some_and(|config| config.is_under_way || config.node_set == self.node_set());
-        Diagnosis::new(
-            why,
-            if is_of_this_set { Remedy::Reconfigure } else { Remedy::NameNodesAlike },
-        )
+        let remedy = match ParsedConfig::parse(marker) {
+            None => Remedy::ChangeKeyPrefix,
+            Some(config) if config.is_under_way => Remedy::FinishChange,
+            Some(config) if config.node_set == self.node_set() => Remedy::Reconfigure,
+            Some(_) => Remedy::NameNodesAlike,
+        };
+        Diagnosis::new(why, remedy)
     }
 
     /// The longest TTL that a marker permits.
