@@ -471,8 +471,8 @@ async fn without_keys_force_and_addresses_are_local_only() {
     );
     let world = with_keys(&file).flag("--listen", "0.0.0.0:0").argument("--embedded").start().await;
     // The banner appears after the first line of the log, so this waits for it.
-    let caution = "CAUTION: keys and tokens travel as plain text";
-    eventually(caution, async || world.stderr().contains(caution).then_some(())).await;
+    let caution = "keys and tokens travel as plain text";
+    eventually(caution, async || world.stdout().contains(caution).then_some(())).await;
 
     let broken = Scratch::new("keys.toml", "[[key]]\nname = 'a b'\nallow = []");
     let refused = with_keys(&broken).finish().await;

@@ -96,11 +96,7 @@ async fn a_large_request_may_come_with_the_end_of_the_handshake() {
 async fn locks_are_served_over_https_to_trusting_clients() {
     let ours = Authority::new();
     let theirs = Authority::new();
-    let gateway = https(&ours.issue("server", "/CN=gateway")).start().await;
-    let banner = eventually("the banner is complete", async || {
-        Some(gateway.stderr()).filter(|text| text.contains("/docs"))
-    })
-    .await;
+    let (gateway, banner) = https(&ours.issue("server", "/CN=gateway")).start_with_banner().await;
     assert!(banner.contains(&format!("on https://{}", gateway.address())), "{banner}");
     let command =
         banner.lines().find_map(|line| line.trim().strip_prefix("try:")).expect("a command to try");
