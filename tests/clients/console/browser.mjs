@@ -107,13 +107,21 @@ export class Console {
   async click(text) {
     const end = performance.now() + PATIENCE;
     const click = (text) => {
-      const buttons = [...document.querySelectorAll("button:enabled")];
+      const buttons = [...document.querySelectorAll("button:enabled, .folders a")];
       const button = buttons.find((it) => it.checkVisibility() && it.innerText.trim() === text);
       button?.click();
       return button !== undefined;
     };
     while (!(await this.page.evaluate(click, text))) {
       assert.ok(performance.now() < end, `there is no button ${text}`);
+      await sleep(20);
+    }
+  }
+
+  /** Waits until the page has such a title. */
+  async titled(pattern) {
+    for (const end = performance.now() + PATIENCE; !pattern.test(await this.page.title()); ) {
+      assert.ok(performance.now() < end, `the title is ${await this.page.title()}`);
       await sleep(20);
     }
   }

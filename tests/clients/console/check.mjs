@@ -161,7 +161,25 @@ await shown("masters, charts, and an empty page", "nothing/", async (page) => {
   await page.shows("#readiness", /^A majority votes\. Locks are granted\.$/);
   await page.shows("#masters", /^127\.0\.0\.1:\d+ votes 127\.0\.0\.1:\d+ votes 127/);
   await page.shows("#charts", /Grants [0-9.,]+\/s peak .*Refusals .*Handoffs /);
+  await page.shows("#first", /^Take the first lock: curl -X POST 'http.*\/locks\/nothing%2Fdemo'$/);
   await page.isAccessibleEverywhere("empty");
+});
+
+await shown("folders lead down and up, and an arrow key to the first lock", "", async (page) => {
+  const leases = [await client.acquire("tree/a/1", first), await client.acquire("tree/b", first)];
+  await page.row("tree/b", /first/);
+  await page.page.keyboard.press("ArrowDown");
+  await page.page.keyboard.press("Enter");
+  await page.shows("#details h2", /./);
+  await page.page.keyboard.press("Escape");
+  await page.click("tree/ 2");
+  await page.shows("#folders", /^↑ up a\/ 1$/);
+  await page.click("a/ 1");
+  await page.gone("tree/b");
+  await page.click("↑ up");
+  await page.row("tree/b", /first/);
+  await page.titled(/^2 held, 0 waiting - /);
+  await Promise.all(leases.map((lease) => client.release(lease)));
 });
 
 await shown("an EventSource in a page follows a lock", "source/", async (page) => {
@@ -263,6 +281,21 @@ if (servers !== undefined) {
     await page.shows("#masters", /recovering, votes in \d+ (min|s)/);
     await page.isAccessibleEverywhere("recovering");
     await page.shows("#masters", /(votes 127[0-9.:]+ ){2}votes$/);
+  });
+
+  await shown("without a majority the page is not live", "majority/", async (page) => {
+    await page.shows("#status", /^live$/);
+    await servers.order({ do: "stop-masters", count: 2 });
+    await page.shows("#status", /^no majority$/);
+    await page.shows("#banner", /^No majority of the masters votes, so the list may be old\.$/);
+    await page.shows("#readiness", /What to do$/);
+    await page.titled(/^no majority - /);
+    await page.shows("#empty", /^Nothing is known now\.$/);
+    await page.shows("#first:not([hidden])", /^$/);
+    await page.isAccessibleEverywhere("majority");
+    await servers.order({ do: "continue-masters" });
+    await page.shows("#status", /^live$/);
+    await page.shows("#masters", /^127[0-9.:]+ votes 127[0-9.:]+ votes 127[0-9.:]+ votes$/);
   });
 
   await shown("the page says when its gateway is gone, and comes back", "gone/", async (page) => {

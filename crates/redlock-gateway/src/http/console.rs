@@ -21,8 +21,9 @@ macro_rules! files {
 }
 
 /// The files that the documentation's pages have too.
-pub(super) const SHARED: [File; 2] = [
+pub(super) const SHARED: [File; 3] = [
     File { name: "icon.svg", kind: "image/svg+xml", text: include_str!("icon.svg") },
+    File { name: "icon-bad.svg", kind: "image/svg+xml", text: include_str!("icon-bad.svg") },
     File { name: "palette.css", kind: STYLES, text: include_str!("palette.css") },
 ];
 
@@ -32,10 +33,12 @@ pub(super) const FILES: &[File] = files! {
     "api.js": SCRIPT,
     "bars.js": SCRIPT,
     "charts.js": SCRIPT,
+    "commands.js": SCRIPT,
     "details.js": SCRIPT,
     "dialogs.js": SCRIPT,
     "dom.js": SCRIPT,
     "feed.js": SCRIPT,
+    "folders.js": SCRIPT,
     "force.js": SCRIPT,
     "format.js": SCRIPT,
     "key.js": SCRIPT,

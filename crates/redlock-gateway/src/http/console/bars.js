@@ -7,6 +7,8 @@ const MOST_SEGMENTS = 64;
 
 /** A bar is low when less is left. A holder extends when a third of its TTL has passed. */
 const LOW = 1 / 3;
+/** A bar is urgent when less is left: no extension came although two of them were due. */
+const URGENT = 1 / 10;
 
 /** A bar that a script fills. Screen readers skip it, because the text beside it says the same. */
 export class Bar {
@@ -16,15 +18,16 @@ export class Bar {
   }
 
   /** `fraction` is from 0 to 1. */
-  set(fraction, isLow = false) {
+  set(fraction, isUrgent = false, isLow = false) {
     this.fill.style.transform = `scaleX(${fraction.toFixed(3)})`;
-    this.element.classList.toggle("is-low", isLow);
+    this.element.classList.toggle("is-low", isLow && !isUrgent);
+    this.element.classList.toggle("is-urgent", isUrgent);
   }
 
   /** Shows the time left of a hold; nothing for `undefined`. */
   show(hold, now) {
     const fraction = hold?.fraction(now) ?? 0;
-    this.set(fraction, fraction < LOW);
+    this.set(fraction, fraction < URGENT, fraction < LOW);
   }
 }
 

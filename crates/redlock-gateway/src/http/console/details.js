@@ -2,6 +2,7 @@
 
 import { lockPath, request } from "./api.js";
 import { Bar } from "./bars.js";
+import { copyButton, curl } from "./commands.js";
 import { makeDialog, makeTitle } from "./dialogs.js";
 import { arrange, el, setText } from "./dom.js";
 import { clock, count, duration, label } from "./format.js";
@@ -98,6 +99,7 @@ export class Details {
   #eventsTitle = el("h3", {}, "Last events");
   #events = el("ol", { class: "events" });
   #close = el("button", { type: "button", click: () => this.#dialog.close() }, "Close");
+  #copies = el("p", { class: "copies" });
   #dialog;
 
   constructor({ locks, feed, onForce, onAnswer }) {
@@ -113,6 +115,7 @@ export class Details {
         "div",
         { class: "body" },
         this.#lead,
+        this.#copies,
         this.#error,
         this.#holds,
         el("section", {}, this.#lineTitle, this.#line, this.#lineNote),
@@ -130,6 +133,10 @@ export class Details {
     this.#name = name;
     this.#mayForce = undefined;
     setText(this.#title, name);
+    this.#copies.replaceChildren(
+      copyButton("Copy name", name),
+      copyButton("Copy curl", curl("GET", name)),
+    );
     this.#fail("");
     this.#showAnswers([]);
     this.#cards.clear();

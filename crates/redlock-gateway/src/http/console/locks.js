@@ -1,7 +1,10 @@
 // The locks that the page knows, kept up to date by the events of the stream.
 
-/** How long a lock is shown after its end, in milliseconds. A successor often follows at once. */
-const LINGER_MS = 4_000;
+/**
+ * How long a lock is shown after its end, in milliseconds. A successor often follows at once, and a row
+ * that went and came would flicker.
+ */
+const LINGER_MS = 500;
 
 /** A slot of a lock that somebody holds. A lock without slots has one: slot 1. */
 class Hold {
@@ -222,6 +225,10 @@ export class Locks {
       waiting += lock.waitersTotal;
     }
     return { held, waiting };
+  }
+
+  names() {
+    return this.#byName.keys();
   }
 
   sorted(order) {

@@ -2,9 +2,11 @@
 
 import { Problem, access, request, sleep } from "./api.js";
 import { Charts } from "./charts.js";
+import { curl } from "./commands.js";
 import { Details } from "./details.js";
 import { byId, setText } from "./dom.js";
 import { Feed } from "./feed.js";
+import { Folders } from "./folders.js";
 import { ForceDialog } from "./force.js";
 import { clock, count } from "./format.js";
 import { KeyDialog } from "./key.js";
@@ -36,6 +38,7 @@ const masters = new Masters({
   sentence: byId("readiness"),
   note: byId("masters-note"),
 });
+const folders = new Folders(byId("folders"));
 const charts = new Charts({ place: byId("charts"), note: byId("charts-note") });
 const force = new ForceDialog(locks, say);
 const details = new Details({
@@ -132,20 +135,31 @@ function drawNow() {
   setText(byId("held"), locks.isCut ? `${count(held)}+` : count(held));
   setText(byId("waiting"), count(waiting));
   setText(byId("empty"), emptiness());
-  showFreshness(stream);
+  folders.update(settings().prefix, locks.names());
+  const isFirst = locks.size === 0 && isLive();
+  byId("first").hidden = !isFirst;
+  if (isFirst) {
+    setText(byId("first-command"), curl("POST", `${settings().prefix}demo`));
+  }
+  showFreshness(stream, masters.readiness, `${count(held)} held, ${count(waiting)} waiting`);
+}
+
+/** Whether the page shows what a majority of the masters stores. */
+function isLive() {
+  return stream.state === "live" && masters.readiness !== "no_quorum";
 }
 
 function emptiness() {
   if (stream.state === "connecting") {
     return "Reading the locks…";
   }
-  if (stream.state === "live") {
+  if (isLive()) {
     const { prefix } = settings();
     return prefix === ""
       ? "Nobody holds a lock."
       : `Nobody holds a lock that begins with “${prefix}”.`;
   }
-  return "Nothing is known yet.";
+  return "Nothing is known now.";
 }
 
 setInterval(() => {
@@ -280,6 +294,9 @@ function bindControls() {
       event.preventDefault();
       search.focus();
       search.select();
+    } else if (event.key === "ArrowDown" && event.target === document.body) {
+      event.preventDefault();
+      byId("rows").querySelector("button")?.focus();
     }
   });
   addEventListener("hashchange", applySettings);

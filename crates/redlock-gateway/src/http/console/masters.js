@@ -8,6 +8,7 @@ class Master {
   #node;
   #state = el("span", { class: "state" });
   #more = el("span", { class: "minor" });
+  #help = el("a", { href: "../docs/symptoms#a-master-does-not-vote", hidden: true }, "What to do");
 
   constructor(name) {
     this.element = el(
@@ -16,6 +17,7 @@ class Master {
       el("span", { class: "dot", "aria-hidden": "true" }),
       el("span", { class: "name" }, name),
       this.#state,
+      this.#help,
       this.#more,
     );
   }
@@ -34,10 +36,13 @@ class Master {
     this.element.className = `is-${tone}`;
     this.element.classList.toggle("has-more", this.#more.textContent !== "");
     setText(this.#state, words);
+    this.#help.hidden = tone === "good";
   }
 }
 
 export class Masters {
+  /** The status of `/readyz`. Undefined if the gateway does not answer. */
+  readiness = undefined;
   #masters = new Map();
   #list;
   #sentence;
@@ -51,9 +56,13 @@ export class Masters {
 
   /** Takes the body of `/readyz`. */
   update({ status, nodes }) {
+    this.readiness = status;
     const { tone, words } = readiness(status);
     this.#sentence.className = `is-${tone}`;
     setText(this.#sentence, words);
+    if (status === "no_quorum") {
+      this.#sentence.append(" ", el("a", { href: "../docs/symptoms#quorum-lost" }, "What to do"));
+    }
     const known = this.#masters;
     this.#masters = new Map();
     for (const node of nodes ?? []) {
@@ -72,6 +81,7 @@ export class Masters {
 
   /** Says that the gateway does not answer. */
   fail() {
+    this.readiness = undefined;
     this.#sentence.className = "is-bad";
     setText(this.#sentence, "This gateway does not answer.");
     this.#masters.clear();

@@ -8,14 +8,21 @@ const HEARTBEAT_MS = 15_000;
 /** A short break is called a reconnect; after that the page is stale. */
 const SHORT_BREAK_MS = 5_000;
 
-/** The state of the stream: a tone, a short text, and a sentence if something is wrong. */
-export function freshness({ state, error, heardAt }, now) {
+/**
+ * The state of the page: a tone, a short text, and a sentence if something is wrong. `readiness` is
+ * the status of `/readyz`: without a majority, an open stream shows what was.
+ */
+export function freshness({ state, error, heardAt }, now, readiness) {
   const silence = now - (heardAt ?? now);
   const since = heardAt === undefined ? "" : clock(heardAt);
   const stale = { tone: "bad", text: `stale since ${since}` };
   const why = error?.message ?? "";
   switch (state) {
     case "live":
+      if (readiness === "no_quorum") {
+        const sentence = "No majority of the masters votes, so the list may be old.";
+        return { tone: "bad", text: "no majority", sentence };
+      }
       if (silence < HEARTBEAT_MS + SHORT_BREAK_MS) {
         return { tone: "good", text: "live", sentence: "" };
       }
@@ -42,9 +49,17 @@ export function freshness({ state, error, heardAt }, now) {
   }
 }
 
-/** Shows it at the top of the page. */
-export function showFreshness(stream, now = Date.now()) {
-  const { tone, text, sentence } = freshness(stream, now);
+/** Shows it at the top of the page, and in its title and icon. `figures` is the title of a live page. */
+export function showFreshness(stream, readiness, figures, now = Date.now()) {
+  const { tone, text, sentence } = freshness(stream, now, readiness);
+  const title = `${tone === "good" ? figures : text} - ${location.host}`;
+  if (document.title !== title) {
+    document.title = title;
+  }
+  const icon = tone === "bad" ? "./icon-bad.svg" : "./icon.svg";
+  if (byId("icon").getAttribute("href") !== icon) {
+    byId("icon").setAttribute("href", icon);
+  }
   const pill = byId("status");
   pill.className = `pill is-${tone}`;
   setText(pill, text);
