@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use http::Method;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::support::gateway::{Launch, binary};
 use crate::support::openapi::{COMMITTED, COMMITTED_TWIN, check, document, twin};
@@ -79,11 +79,10 @@ async fn the_committed_documents_are_those_printed_and_served() {
         );
         let served = gateway.get(path).await;
         assert_eq!((served.status, served.header("content-type")), (200, "application/json"));
-        assert_eq!(
-            served.json(),
-            serde_json::from_str::<Value>(committed).unwrap(),
-            "{path} and {file} differ"
-        );
+        // A gateway is reached by many addresses, so its own document has a relative one.
+        let mut expected: Value = serde_json::from_str(committed).unwrap();
+        expected["servers"] = json!([{ "url": ".", "description": "this gateway" }]);
+        assert_eq!(served.json(), expected, "{path} and {file} differ");
     }
     let printed = Launch::bare(&["openapi"]).finish().await;
     assert!(printed.stdout == COMMITTED, "3.1 is the default");

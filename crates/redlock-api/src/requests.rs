@@ -76,7 +76,7 @@ pub enum CallbackState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
     "type": "lock.ready", "timestamp": "2025-11-21T11:39:25.123Z",
-    "data": { "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86", "names": ["reports/nightly"], "claim_within_ms": 9990 }
+    "data": { "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86", "names": ["reports/nightly"], "claim_within_ms": 9890 }
 })))]
 pub struct LockReady {
     /// `lock.ready`.
@@ -90,7 +90,7 @@ pub struct LockReady {
 
 /// See [`LockReady`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86", "names": ["reports/nightly"], "claim_within_ms": 9990 })))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86", "names": ["reports/nightly"], "claim_within_ms": 9890 })))]
 pub struct LockReadyData {
     /// The id of the request.
     pub id: String,

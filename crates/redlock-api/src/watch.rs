@@ -1,4 +1,4 @@
-//! Event data of streams about locks. All other events carry a [`LockStatus`].
+//! Event data of streams about locks. All other events carry a [`LockStatus`], a lease or a problem.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,6 +6,7 @@ use crate::LockStatus;
 
 /// The first event of a stream about a prefix: the held locks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LockSnapshot {
     /// The held locks, one entry for each held slot.
     pub locks: Vec<LockStatus>,
@@ -16,6 +17,7 @@ pub struct LockSnapshot {
 
 /// The state of a lock that a request waits for, and the place of that request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct WaitingStatus {
     /// The lock.
     #[serde(flatten)]
@@ -28,6 +30,7 @@ pub struct WaitingStatus {
 
 /// Reports that the watcher read too slowly. A snapshot follows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Lagged {
     /// How many events were lost.
     pub missed: u64,
@@ -35,6 +38,7 @@ pub struct Lagged {
 
 /// The last event of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct StreamEnd {
     /// Why the gateway ended the stream.
     pub reason: StreamEndReason,
@@ -43,6 +47,7 @@ pub struct StreamEnd {
 /// Why the gateway ended a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum StreamEndReason {
     /// The maximum duration of a stream was reached.
     Time,

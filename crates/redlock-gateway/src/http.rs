@@ -104,7 +104,7 @@ const PROBES: [&str; 4] = ["/livez", "/readyz", "/healthz", "/metrics"];
 /// The OpenAPI documents 3.1 and 3.0 as JSON. They are made at the first request. All answers share one
 /// copy of each: thousands of clients may request a document and not read the answer.
 static DOCUMENTS: LazyLock<[Bytes; 2]> = LazyLock::new(|| {
-    let document = openapi_document();
+    let document = openapi::served(openapi_document());
     [&document, &openapi::downgrade(&document)].map(|document| document.to_string().into())
 });
 

@@ -33,6 +33,7 @@ pub(super) async fn livez() -> Result<Response, ApiError> {
 #[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations", security(),
     responses(
         (status = 200, description = "Ready", body = Health),
+        (status = 421, description = "misdirected_request"),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
 pub(super) async fn readyz(visibility: Visibility, access: Access) -> Result<Response, ApiError> {
@@ -55,6 +56,7 @@ pub(super) async fn readyz(visibility: Visibility, access: Access) -> Result<Res
 #[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "operations", security(),
     responses(
         (status = 200, description = "Ready", body = Health),
+        (status = 421, description = "misdirected_request"),
         (status = 503, description = "No quorum, or draining", body = Health),
     ))]
 pub(super) async fn healthz(visibility: Visibility, access: Access) -> Result<Response, ApiError> {

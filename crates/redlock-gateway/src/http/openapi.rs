@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use redlock_api::{HeldLock, LockReady, PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
+use redlock_api::{
+    HeldLock, Lagged, LockReady, LockSnapshot, PROBLEM_MEDIA_TYPE, Problem, ProblemCode, StreamEnd,
+    WaitingStatus,
+};
 use redlock_core::LockName;
 use redlock_core::node::{Engine, NodeState, Reason};
 use serde_json::{Map, Value, json};
@@ -22,9 +25,9 @@ use super::error;
         description = "Distributed locks over plain HTTP, on independent Redis masters. POST acquires, PATCH extends, DELETE releases. A majority of the nodes grants a lock. A client trusts it for `validity_ms`; a resource checks its `fencing_token`.\n\nErrors are `application/problem+json`; programs use `code`.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
-    servers((url = ".", description = "this gateway")),
+    servers((url = "http://127.0.0.1:8080", description = "a gateway at its default address")),
     modifiers(&Keys),
-    components(schemas(Problem, LockReady)),
+    components(schemas(Problem, LockReady, LockSnapshot, WaitingStatus, Lagged, StreamEnd)),
     security((), ("bearer" = []), ("basic" = [])),
     tags((name = "locks", description = "Acquire, extend, release, inspect"), (name = "operations", description = "Probes and metrics"))
 )]
@@ -149,10 +152,99 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
             .flatten()
             .for_each(|(status, response)| describe_error(status, response));
     }
+    for (path, method, events) in STREAMS {
+        document["paths"][path][method]["x-event-stream"] = events_of(events);
+    }
+    document["webhooks"] = json!({ "lock.ready": { "post": lock_ready() } });
     let refused = &mut document["paths"]["/locks"]["post"]["responses"]["409"];
     let examples = &mut refused["content"][PROBLEM_MEDIA_TYPE]["examples"];
     examples["lock_held"]["value"] = json!(refused_set());
     document
+}
+
+/// The document as a gateway serves it: requests go to that gateway, under whatever address and path
+/// prefix it is reached.
+pub fn served(mut document: Value) -> Value {
+    document["servers"] = json!([{ "url": ".", "description": "this gateway" }]);
+    document
+}
+
+/// The operations that answer `Accept: text/event-stream` with a stream, and the events of each: its
+/// name, and the schema of its data. OpenAPI has no words for them before 3.2, which generators do not
+/// read yet.
+type Events = &'static [(&'static str, &'static str)];
+const STREAMS: [(&str, &str, Events); 3] = [
+    (
+        "/locks/{name}",
+        "post",
+        &[
+            ("waiting", "WaitingStatus"),
+            ("granted", "Lease"),
+            ("extended", "Lease"),
+            ("unknown", "Problem"),
+            ("lost", "Problem"),
+            ("refused", "Problem"),
+            ("end", "StreamEnd"),
+        ],
+    ),
+    (
+        "/locks/{name}",
+        "get",
+        &[
+            ("snapshot", "LockStatus"),
+            ("held", "LockStatus"),
+            ("extended", "LockStatus"),
+            ("released", "LockStatus"),
+            ("expired", "LockStatus"),
+            ("forced", "LockStatus"),
+            ("waiters", "LockStatus"),
+            ("lagged", "Lagged"),
+            ("end", "StreamEnd"),
+        ],
+    ),
+    (
+        "/locks",
+        "get",
+        &[
+            ("snapshot", "LockSnapshot"),
+            ("held", "LockStatus"),
+            ("extended", "LockStatus"),
+            ("released", "LockStatus"),
+            ("expired", "LockStatus"),
+            ("forced", "LockStatus"),
+            ("waiters", "LockStatus"),
+            ("lagged", "Lagged"),
+            ("end", "StreamEnd"),
+        ],
+    ),
+];
+
+fn events_of(events: Events) -> Value {
+    let schema = |schema: &str| json!({ "$ref": format!("#/components/schemas/{schema}") });
+    let events = events.iter().map(|(event, data)| ((*event).to_owned(), schema(data)));
+    json!({ "mediaType": "text/event-stream", "events": Map::from_iter(events) })
+}
+
+/// The callback of a deferred request, which the gateway sends.
+fn lock_ready() -> Value {
+    let header = |name: &str, description: &str| json!({ "name": name, "in": "header", "required": true, "description": description, "schema": { "type": "string" } });
+    json!({
+        "operationId": "lockReady",
+        "tags": ["locks"],
+        "summary": "A lock is ready to be claimed",
+        "description": "The gateway sends this to `callback_url`, in the form of Standard Webhooks. Repeat the POST with its `Idempotency-Key` to claim the lock.",
+        "security": [{}],
+        "parameters": [
+            header("webhook-id", "The same for each attempt"),
+            header("webhook-timestamp", "Unix time in seconds"),
+            header("webhook-signature", "Signatures by the secrets of --callback-secret-file"),
+        ],
+        "requestBody": {
+            "required": true,
+            "content": { "application/json": { "schema": { "$ref": "#/components/schemas/LockReady" } } }
+        },
+        "responses": { "204": { "description": "Received. Any status from 200 to 299 confirms the callback." } }
+    })
 }
 
 /// The refusal of a set, which names the lock that is held. No place in line is kept for a set.
@@ -244,6 +336,9 @@ pub fn downgrade(document: &Value) -> Value {
         if let Some(responses) = twin.pointer_mut(path).and_then(Value::as_object_mut) {
             responses.shift_remove("202");
         }
+    }
+    if let Some(twin) = twin.as_object_mut() {
+        twin.shift_remove("webhooks");
     }
     twin["openapi"] = "3.0.3".into();
     if let Some(license) = twin.pointer_mut("/info/license").and_then(Value::as_object_mut) {

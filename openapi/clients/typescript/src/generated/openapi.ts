@@ -258,7 +258,28 @@ export interface paths {
         trace?: never;
     };
 }
-export type webhooks = Record<string, never>;
+export interface webhooks {
+    "lock.ready": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * A lock is ready to be claimed
+         * @description The gateway sends this to `callback_url`, in the form of Standard Webhooks. Repeat the POST with its `Idempotency-Key` to claim the lock.
+         */
+        post: operations["lockReady"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+}
 export interface components {
     schemas: {
         /**
@@ -562,6 +583,14 @@ export interface components {
             /** @description The lock's name. */
             name: string;
         };
+        /** @description Reports that the watcher read too slowly. A snapshot follows. */
+        Lagged: {
+            /**
+             * Format: int64
+             * @description How many events were lost.
+             */
+            missed: number;
+        };
         /**
          * @description A granted or extended lock.
          * @example {
@@ -686,7 +715,7 @@ export interface components {
          *         "names": [
          *           "reports/nightly"
          *         ],
-         *         "claim_within_ms": 9990
+         *         "claim_within_ms": 9890
          *       }
          *     }
          */
@@ -705,7 +734,7 @@ export interface components {
          *       "names": [
          *         "reports/nightly"
          *       ],
-         *       "claim_within_ms": 9990
+         *       "claim_within_ms": 9890
          *     }
          */
         LockReadyData: {
@@ -718,6 +747,16 @@ export interface components {
             id: string;
             /** @description The names of the requested locks: several only for a set. */
             names: string[];
+        };
+        /** @description The first event of a stream about a prefix: the held locks. */
+        LockSnapshot: {
+            /**
+             * @description Whether `locks` has all held locks, and the stream follows all of them. If not, watch a longer
+             *     prefix.
+             */
+            is_complete: boolean;
+            /** @description The held locks, one entry for each held slot. */
+            locks: components["schemas"]["LockStatus"][];
         };
         /**
          * @description The majority's view.
@@ -1200,6 +1239,16 @@ export interface components {
              */
             slot: number;
         };
+        /** @description The last event of a stream. */
+        StreamEnd: {
+            /** @description Why the gateway ended the stream. */
+            reason: components["schemas"]["StreamEndReason"];
+        };
+        /**
+         * @description Why the gateway ended a stream.
+         * @enum {string}
+         */
+        StreamEndReason: "time" | "draining" | "revoked" | "other";
         /**
          * @description A request that waits for a lock at this gateway.
          * @example {
@@ -1224,6 +1273,15 @@ export interface components {
              *     clock, RFC 3339.
              */
             waiting_since: string;
+        };
+        /** @description The state of a lock that a request waits for, and the place of that request. */
+        WaitingStatus: components["schemas"]["LockStatus"] & {
+            /**
+             * Format: int64
+             * @description The place of the request in its gateway's queue: 1 is served next. Absent for a moment when
+             *     the request has just left the queue.
+             */
+            position?: number | null;
         };
     };
     responses: never;
@@ -2488,6 +2546,15 @@ export interface operations {
                     "application/json": components["schemas"]["Health"];
                 };
             };
+            /** @description misdirected_request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description No quorum, or draining */
             503: {
                 headers: {
@@ -2515,6 +2582,15 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Health"];
+                };
+            };
+            /** @description misdirected_request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
             /** @description No quorum, or draining */
@@ -2634,6 +2710,35 @@ export interface operations {
                 content: {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
+            };
+        };
+    };
+    lockReady: {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description The same for each attempt */
+                "webhook-id": string;
+                /** @description Unix time in seconds */
+                "webhook-timestamp": string;
+                /** @description Signatures by the secrets of --callback-secret-file */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["LockReady"];
+            };
+        };
+        responses: {
+            /** @description Received. Any status from 200 to 299 confirms the callback. */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
         };
     };

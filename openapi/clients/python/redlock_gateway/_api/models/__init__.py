@@ -13,11 +13,13 @@ from .extend_result import ExtendResult
 from .health import Health
 from .health_status import HealthStatus
 from .held_lock import HeldLock
+from .lagged import Lagged
 from .lease import Lease
 from .lease_ref import LeaseRef
 from .lock_list import LockList
 from .lock_ready import LockReady
 from .lock_ready_data import LockReadyData
+from .lock_snapshot import LockSnapshot
 from .lock_state import LockState
 from .lock_status import LockStatus
 from .lock_status_metadata import LockStatusMetadata
@@ -33,7 +35,10 @@ from .release_set_results import ReleaseSetResults
 from .request_status import RequestStatus
 from .set_lease import SetLease
 from .slot_holder import SlotHolder
+from .stream_end import StreamEnd
+from .stream_end_reason import StreamEndReason
 from .waiter import Waiter
+from .waiting_status import WaitingStatus
 
 __all__ = (
     "AcquireBody",
@@ -48,11 +53,13 @@ __all__ = (
     "Health",
     "HealthStatus",
     "HeldLock",
+    "Lagged",
     "Lease",
     "LeaseRef",
     "LockList",
     "LockReady",
     "LockReadyData",
+    "LockSnapshot",
     "LockState",
     "LockStatus",
     "LockStatusMetadata",
@@ -68,5 +75,8 @@ __all__ = (
     "RequestStatus",
     "SetLease",
     "SlotHolder",
+    "StreamEnd",
+    "StreamEndReason",
     "Waiter",
+    "WaitingStatus",
 )

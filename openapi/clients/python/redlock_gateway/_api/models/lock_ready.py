@@ -20,11 +20,11 @@ class LockReady:
 
     Example:
         {'type': 'lock.ready', 'timestamp': '2025-11-21T11:39:25.123Z', 'data': {'id':
-            '3f0c9a51b7e24d68a1c5e0b9d2f47a86', 'names': ['reports/nightly'], 'claim_within_ms': 9990}}
+            '3f0c9a51b7e24d68a1c5e0b9d2f47a86', 'names': ['reports/nightly'], 'claim_within_ms': 9890}}
 
     Attributes:
         data (LockReadyData): See [`LockReady`]. Example: {'id': '3f0c9a51b7e24d68a1c5e0b9d2f47a86', 'names':
-            ['reports/nightly'], 'claim_within_ms': 9990}.
+            ['reports/nightly'], 'claim_within_ms': 9890}.
         timestamp (str): When the lock was granted, by the gateway's wall clock, RFC 3339.
         type_ (str): `lock.ready`.
     """

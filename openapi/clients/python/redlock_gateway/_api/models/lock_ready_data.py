@@ -15,7 +15,7 @@ class LockReadyData:
     """See [`LockReady`].
 
     Example:
-        {'id': '3f0c9a51b7e24d68a1c5e0b9d2f47a86', 'names': ['reports/nightly'], 'claim_within_ms': 9990}
+        {'id': '3f0c9a51b7e24d68a1c5e0b9d2f47a86', 'names': ['reports/nightly'], 'claim_within_ms': 9890}
 
     Attributes:
         claim_within_ms (int): How long the lock may be claimed, in milliseconds from the moment when this was sent.
