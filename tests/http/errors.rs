@@ -347,7 +347,7 @@ async fn a_lock_token_must_be_present_once_and_valid() {
                 &answer,
                 400,
                 "invalid_token",
-                &["Lock-Token", "<token>"],
+                &["Lock-Token", "between < and >"],
             );
         }
         let twice = call()

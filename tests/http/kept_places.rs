@@ -331,7 +331,7 @@ async fn waiters_without_a_key_go_to_the_end_after_each_turn() {
     let refused = unkeyed(&gateway, "a", 50).send().await;
     assert_eq!(told(&refused), (1, None));
     let detail = refused.json()["detail"].as_str().expect("a text").to_owned();
-    assert!(detail.contains("1st in line, the place is not kept"), "{detail}");
+    assert!(detail.contains("1st in line, and its place is not kept"), "{detail}");
     let second = start_waiting(&gateway, unkeyed(&gateway, "b", HOUR_MS)).await;
     let first = start_waiting(&gateway, unkeyed(&gateway, "a", HOUR_MS)).await;
     line_is(&gateway, &[("b", false), ("a", false)]).await;
@@ -353,7 +353,10 @@ async fn refusals_tell_holder_position_and_place() {
     let detail = problem["detail"].as_str().expect("a text");
     let since = format!("\"alice\" has held it since {}; it may", acquired.as_str().unwrap());
     assert!(detail.starts_with(&since), "{detail}");
-    assert!(detail.ends_with("; 2nd in line, the place is kept for 10s"), "{detail}");
+    assert!(
+        detail.ends_with("; this request is 2nd in line, and its place is kept for 10s"),
+        "{detail}"
+    );
     let once = gateway.post("job", json!({})).await;
     let problem = once.problem(409, "lock_held");
     assert_eq!(problem["acquired_at"], acquired);

@@ -207,7 +207,7 @@ fn every_operation_lists_its_statuses_and_types() {
             "delete /locks/{name}" => ["204", "404", "409"].into_iter().chain(reading).collect(),
             "delete /locks" => ["200", "404", "409"].into_iter().chain(reading).collect(),
             "get /locks/{name}" | "get /locks" => ["200"].into_iter().chain(reading).collect(),
-            "get /readyz" | "get /healthz" => vec!["200", "503"],
+            "get /readyz" | "get /healthz" => vec!["200", "421", "503"],
             "get /livez" => vec!["200", "421", "500"],
             "get /metrics" => vec!["200", "401", "403", "421", "429", "500"],
             _ => panic!("{name} is new: list its statuses here"),
@@ -219,12 +219,14 @@ fn every_operation_lists_its_statuses_and_types() {
         assert!(!responses.contains_key("default"), "{name} has a default answer");
         let listed: BTreeSet<&str> = responses.keys().map(String::as_str).collect();
         assert_eq!(listed, expected(&name).into_iter().collect(), "{name}");
-        // A deferred request has an answer of its own. The older document leaves it out, because its
-        // generators take one type for each result.
+        // A deferred request has an answer of its own, and so has a probe by a wrong name. The older
+        // document leaves them out, because its generators take one type for each result.
+        let is_probe = name.ends_with("/readyz") || name.ends_with("/healthz");
         for success in [true, false] {
             let types: BTreeSet<String> = responses
                 .iter()
                 .filter(|(status, _)| status.starts_with('2') == success && *status != "202")
+                .filter(|(status, _)| !is_probe || *status != "421")
                 .flat_map(|(_, response)| response["content"].as_object().into_iter().flatten())
                 .map(|(media_type, content)| format!("{media_type} {}", content["schema"]))
                 .collect();

@@ -6,7 +6,9 @@ use crate::LockStatus;
 
 /// The first event of a stream about a prefix: the held locks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
+    "locks": [{ "name": "reports/nightly", "state": "held", "expires_in_ms": 21400 }], "is_complete": true
+})))]
 pub struct LockSnapshot {
     /// The held locks, one entry for each held slot.
     pub locks: Vec<LockStatus>,
@@ -17,7 +19,6 @@ pub struct LockSnapshot {
 
 /// The state of a lock that a request waits for, and the place of that request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct WaitingStatus {
     /// The lock.
     #[serde(flatten)]
@@ -30,7 +31,7 @@ pub struct WaitingStatus {
 
 /// Reports that the watcher read too slowly. A snapshot follows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "missed": 12 })))]
 pub struct Lagged {
     /// How many events were lost.
     pub missed: u64,
@@ -38,16 +39,16 @@ pub struct Lagged {
 
 /// The last event of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "reason": "time" })))]
 pub struct StreamEnd {
     /// Why the gateway ended the stream.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub reason: StreamEndReason,
 }
 
 /// Why the gateway ended a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum StreamEndReason {
     /// The maximum duration of a stream was reached.
     Time,

@@ -52,7 +52,7 @@ pub enum Command {
     /// Exit status: 0, a gateway would start and have a majority at once; 1, it would not; 2, the
     /// configuration cannot be used.
     Check(Settings),
-    /// Move the nodes to another node set, max_ttl or clock_skew
+    /// Change the node set, max_ttl or clock_skew of an existing cluster
     ///
     /// Raising max_ttl takes seconds: all nodes vote on. Do not stop the gateways first. Restart
     /// them afterwards, one by one, with the larger --max-ttl.

@@ -89,8 +89,9 @@ pub struct Settings {
     /// Accept in-memory nodes when no --node is given, although no other gateway can see their
     /// locks
     ///
-    /// The flag is needed on a non-loopback address. Without this rule, a template that leaves out
-    /// the nodes would start gateways that each grant the same lock.
+    /// On a non-loopback address the gateway does not start without nodes and without this flag.
+    /// Otherwise a template that leaves out the nodes would start several gateways that each grant the
+    /// same lock.
     #[arg(help_heading = headings::NODES)]
     #[arg(long, env = "REDLOCK_EMBEDDED", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
@@ -100,8 +101,8 @@ pub struct Settings {
     #[command(flatten)]
     pub limits: Limits,
     /// How long a request waits for the other nodes once a majority has answered. For the answers of
-    /// a majority it waits for 800 ms, or for this long if that is longer. Both waits end after a
-    /// tenth of its TTL
+    /// a majority it waits for 800 ms, or for this long if that is longer. Each wait ends at the latest
+    /// after a tenth of the lock's TTL
     #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT", default_value = "50ms")]
     #[arg(value_parser = duration(SECOND / 1000..=SECOND * 10))]
@@ -121,8 +122,8 @@ pub struct Settings {
     #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX", default_value = "lock:")]
     #[arg(value_parser = value::key_prefix)]
     pub key_prefix: String,
-    /// Maximum number of requests that wait for a lock; others are answered 429 [default: 5 for
-    /// every 8 of --max-connections]
+    /// Maximum number of requests that wait for a lock; others are answered 429 [default: 5/8
+    /// of --max-connections]
     ///
     /// Each waiting request keeps a connection, so --max-connections should be larger.
     #[arg(help_heading = headings::LOCKS)]
@@ -155,7 +156,7 @@ pub struct Settings {
     #[arg(value_parser = count(MAX_COUNT))]
     pub max_waited_locks_per_client: usize,
     /// Memory that the process may take; limits that no flag gives are derived from it [default:
-    /// 1GiB, and at most 3/4 of the control group's limit]
+    /// 1GiB, or 3/4 of the control group's limit if that is smaller]
     ///
     /// `check` shows how much memory each limit takes at most.
     #[arg(help_heading = headings::LOAD)]
@@ -172,9 +173,9 @@ pub struct Settings {
     /// Maximum number of open connections [default for a --memory-budget of 1GiB: 16000 over HTTP,
     /// 7200 over HTTPS, 11000 over HTTPS with --http2=false; with embedded nodes half of these]
     ///
-    /// When all connections are taken, the gateway closes an idle one for each new one. It first
-    /// closes a connection that has sent no request so far, then one that has shown no key, then
-    /// one of the address with the most connections. When no connection is idle, it accepts a few
+    /// When all connections are taken, the gateway closes an idle one for each new one. It chooses in
+    /// this order: a connection that has sent no request yet; a connection that has sent no API key; a
+    /// connection of the address that has the most connections. When no connection is idle, it accepts a few
     /// more, and answers them 503 (except for probes); it closes further ones. The limit on open
     /// files (ulimit -n) bounds the number of connections too.
     #[arg(help_heading = headings::LOAD)]
@@ -220,13 +221,13 @@ pub struct Settings {
     max_in_flight: Option<usize>,
     /// Threads that serve requests [default: half of the cores, at least 1]
     ///
-    /// The kernel's network code, and often masters on the same machine, need the other half. More
-    /// threads would mostly wake each other for little work, and cost more than they gain.
+    /// The kernel's network code, and often masters on the same machine, need the other half. With more
+    /// threads, the cost of waking threads is larger than the gain.
     #[arg(help_heading = headings::LOAD)]
     #[arg(long, value_name = "N", env = "REDLOCK_WORKER_THREADS", default_value_t = half_of_the_cores())]
     #[arg(hide_default_value = true, value_parser = count(1024))]
     pub worker_threads: usize,
-    /// Name of the node set, where gateways reach the same nodes under different addresses
+    /// Name of the node set; needed when gateways reach the same nodes under different addresses
     /// [default: the list of nodes]
     ///
     /// With a name, a node is known by its position in the list: give all gateways the nodes in the
@@ -235,8 +236,8 @@ pub struct Settings {
     #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
     pub cluster: Option<String>,
-    /// Let a brand-new cluster vote at once, if all nodes answer, none has a marker, and no gateway
-    /// without this flag saw them first
+    /// Let a brand-new cluster vote at once, if all nodes answer, none has a marker of an earlier
+    /// start, and no gateway without this flag has connected to the nodes before
     ///
     /// Without this flag, the nodes of a new cluster give no votes for --max-ttl + --clock-skew + 3
     /// s. The reason: a new cluster looks like one that lost all its data, whose locks may still be
@@ -277,12 +278,12 @@ pub struct Settings {
     #[arg(help_heading = headings::ACCESS)]
     #[arg(long, value_name = "WHAT", env = "REDLOCK_AUDIT_ON_FAILURE", default_value = "allow")]
     pub audit_on_failure: OnAuditFailure,
-    /// Host name of this gateway, as clients use it; repeat for each [default: any; on a loopback
-    /// address localhost]
+    /// Host name of this gateway, as clients use it; repeat for each [default: localhost on a
+    /// loopback address, otherwise any name]
     ///
-    /// Requests for other names are answered 421. Without this check, an attacker could make a name
-    /// resolve to this address, and a browser would treat the attacker's page of that name as a
-    /// page of this gateway. On a loopback address behind a proxy that passes on the Host header,
+    /// Requests for other names are answered 421. Without this check, an attacker could make the
+    /// attacker's own host name resolve to this address. A browser would then let the attacker's page
+    /// read this gateway's answers. On a loopback address behind a proxy that passes on the Host header,
     /// give the name of the proxy.
     #[arg(help_heading = headings::ADDRESSES)]
     #[arg(
@@ -323,8 +324,8 @@ pub struct Settings {
     pub log_lock_names: bool,
     /// URL under which people reach this gateway, such as https://locks.example.com [default: none]
     ///
-    /// Links to the documentation begin with this URL: `runbook` in answers, log lines and alerts.
-    /// Without it they begin with /docs.
+    /// The links to the documentation begin with this URL, in the field `runbook` of answers, in log
+    /// lines and in alerts. Without this flag they begin with /docs.
     #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "URL", env = "REDLOCK_PUBLIC_URL", value_parser = value::public_url)]
     pub public_url: Option<String>,
@@ -332,10 +333,10 @@ pub struct Settings {
     /// none]
     ///
     /// Each request, each round of calls to the nodes, and each call in a round has a span. The
-    /// request's span is below that of the client's `traceparent`. A URL without a path gets
-    /// /v1/traces. The usual variables apply: OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG
-    /// (parentbased_traceidratio and 0.01 under load), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
-    /// OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_….
+    /// request's span is a child of the span in the client's `traceparent`. A URL without a path gets
+    /// /v1/traces. The usual variables apply: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+    /// OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_…, OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG. Under
+    /// load, set the last two to parentbased_traceidratio and 0.01.
     #[arg(help_heading = headings::OBSERVABILITY)]
     #[arg(long, value_name = "URL", env = "REDLOCK_OTLP_ENDPOINT", value_parser = value::endpoint)]
     pub otlp_endpoint: Option<String>,

@@ -25,8 +25,8 @@ pub(super) struct TlsFlags {
     /// Accept client certificates that one of the authorities in this PEM file issued; needs
     /// --tls-cert and --auth-keys
     ///
-    /// A client certificate stands for an API key: the one whose `certificate` in the file of
-    /// --auth-keys is the subject of the certificate.
+    /// A client certificate acts as an API key: as the key in the file of --auth-keys whose
+    /// `certificate` equals the subject of the certificate.
     #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,

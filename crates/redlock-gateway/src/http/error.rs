@@ -192,11 +192,15 @@ impl ApiError {
     /// The caller is known and lacks the permission. `key`: the name of its key, if the gateway has
     /// keys.
     pub(super) fn forbidden(key: Option<&str>, verb: Verb) -> Self {
-        let names = if verb.is_of_names() { ", and `names` that match" } else { "" };
+        let names = if verb.is_of_names() {
+            ", and a pattern in `names` that matches the name of the lock"
+        } else {
+            ""
+        };
         let verb = verb.word();
         let detail = match key {
             Some(key) => format!(
-                "the key {key:?} may not do this here: its entry in the keys file needs {verb:?} in `verbs`{names}"
+                "the API key {key:?} may not do this: its entry in the keys file needs {verb:?} in `verbs`{names}"
             ),
             None => format!(
                 "this needs an API key with the permission {verb:?}, and this gateway has no keys (--auth-keys); without keys, \
@@ -398,9 +402,9 @@ impl ApiError {
                 let taken = ByteSize::b(taken);
                 let limit = ByteSize::b(limit);
                 let detail = format!(
-                    "the masters' memory is short: this client takes about {taken} of it and may take {limit}, twice what \
-                     is free; release locks, or try again when some have ended; more memory for the masters (maxmemory, \
-                     or --master-memory where they set none) raises the limit"
+                    "the masters' memory is short: the locks of this client take about {taken}, and may take {limit}, twice \
+                     the free memory; release locks, or try again when some have ended; the operator can raise the limit \
+                     with more memory for the masters (maxmemory, or --master-memory for masters without it)"
                 );
                 QUOTA_EXCEEDED.because(detail).retry_after(retry_after)
             }
@@ -409,8 +413,8 @@ impl ApiError {
             }
             Refusal::ClientGone => ABANDONED.as_usual(),
             Refusal::Overloaded => {
-                let detail = "this gateway serves as many requests at once as it may (--max-in-flight), or as many of this \
-                              client as one client may have; wait for retry_after_ms";
+                let detail = "too many requests are in flight: all clients together have reached --max-in-flight, or this \
+                              client the limit for one client; wait for retry_after_ms";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
@@ -507,7 +511,7 @@ impl ApiError {
                     }
                 };
                 TOO_MANY_WAITERS
-                    .because(format!("{what}; try again, or without wait_ms"))
+                    .because(format!("{what}; try again later, or without wait_ms"))
                     .retry_after(SOON)
             }
         }
@@ -532,10 +536,15 @@ fn describe(by: &HeldBy) -> String {
         Some(LinePlace { position, kept_for: Some(kept_for) }) => {
             let position = ordinal(position);
             let kept_for = show(kept_for);
-            format!("{holds}; {position} in line, the place is kept for {kept_for}")
+            format!(
+                "{holds}; this request is {position} in line, and its place is kept for {kept_for}"
+            )
         }
         Some(LinePlace { position, kept_for: None }) => {
-            format!("{holds}; {} in line, the place is not kept", ordinal(position))
+            format!(
+                "{holds}; this request is {} in line, and its place is not kept",
+                ordinal(position)
+            )
         }
         None => holds,
     }
@@ -589,7 +598,7 @@ impl ErrorReport {
     pub(super) fn name_client(&mut self, client: impl FnOnce() -> Option<String>) {
         if let Some(client) = self.is_of_a_share().then(client).flatten() {
             let detail = &mut self.problem.detail;
-            *detail = format!("{detail}; this client is {client}");
+            *detail = format!("{detail}; this client counts as {client}");
         }
     }
 

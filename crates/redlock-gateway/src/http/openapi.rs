@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use redlock_api::{
     HeldLock, Lagged, LockReady, LockSnapshot, PROBLEM_MEDIA_TYPE, Problem, ProblemCode, StreamEnd,
-    WaitingStatus,
 };
 use redlock_core::LockName;
 use redlock_core::node::{Engine, NodeState, Reason};
@@ -27,7 +26,7 @@ use super::error;
     ),
     servers((url = "http://127.0.0.1:8080", description = "a gateway at its default address")),
     modifiers(&Keys),
-    components(schemas(Problem, LockReady, LockSnapshot, WaitingStatus, Lagged, StreamEnd)),
+    components(schemas(Problem, LockReady, LockSnapshot, Lagged, StreamEnd)),
     security((), ("bearer" = []), ("basic" = [])),
     tags((name = "locks", description = "Acquire, extend, release, inspect"), (name = "operations", description = "Probes and metrics"))
 )]
@@ -178,7 +177,7 @@ const STREAMS: [(&str, &str, Events); 3] = [
         "/locks/{name}",
         "post",
         &[
-            ("waiting", "WaitingStatus"),
+            ("waiting", "LockStatus"),
             ("granted", "Lease"),
             ("extended", "Lease"),
             ("unknown", "Problem"),
@@ -221,7 +220,14 @@ const STREAMS: [(&str, &str, Events); 3] = [
 
 fn events_of(events: Events) -> Value {
     let schema = |schema: &str| json!({ "$ref": format!("#/components/schemas/{schema}") });
-    let events = events.iter().map(|(event, data)| ((*event).to_owned(), schema(data)));
+    let described = |event: &str, data: &str| match event {
+        "waiting" => json!({
+            "data": schema(data),
+            "description": "The data also has `position`, the place of the request in the queue: 1 is served next.",
+        }),
+        _ => json!({ "data": schema(data) }),
+    };
+    let events = events.iter().map(|(event, data)| ((*event).to_owned(), described(event, data)));
     json!({ "mediaType": "text/event-stream", "events": Map::from_iter(events) })
 }
 
@@ -267,7 +273,7 @@ fn refused_set() -> Option<Problem> {
 }
 
 /// The properties whose value is one of a few words, with these words.
-fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 6] {
+fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 7] {
     let mut answers = vec!["agreed", "held", "free", "pending"];
     answers.extend(Reason::ALL.map(Reason::as_str));
     [
@@ -277,6 +283,7 @@ fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 6] {
         ("NodeHealth", "state", NodeState::ALL.map(NodeState::as_str).to_vec()),
         ("NodeHealth", "engine", vec![Engine::Lua.as_str(), Engine::Native.as_str()]),
         ("NodeAnswer", "state", answers),
+        ("StreamEnd", "reason", vec!["time", "draining", "revoked"]),
     ]
 }
 
@@ -328,13 +335,19 @@ fn describe_error(status: &str, response: &mut Value) {
 
 /// The document in OpenAPI 3.0.3. The document uses little that 3.0 lacks, so little has to change.
 ///
-/// The answer 202 of an acquire is left out, because generators for 3.0 accept one success type for
-/// each operation.
+/// The answer 202 of an acquire and the answer 421 of a probe are left out, because generators for 3.0
+/// accept one type of a success and one of an error for each operation.
 pub fn downgrade(document: &Value) -> Value {
     let mut twin = document.clone();
-    for path in ["/paths/~1locks~1{name}/post/responses", "/paths/~1locks/post/responses"] {
-        if let Some(responses) = twin.pointer_mut(path).and_then(Value::as_object_mut) {
-            responses.shift_remove("202");
+    for (operation, status) in [
+        ("/paths/~1locks~1{name}/post", "202"),
+        ("/paths/~1locks/post", "202"),
+        ("/paths/~1readyz/get", "421"),
+        ("/paths/~1healthz/get", "421"),
+    ] {
+        let responses = twin.pointer_mut(&format!("{operation}/responses"));
+        if let Some(responses) = responses.and_then(Value::as_object_mut) {
+            responses.shift_remove(status);
         }
     }
     if let Some(twin) = twin.as_object_mut() {

@@ -34,30 +34,30 @@ kinds! {
     INVALID_PARAMETER: BAD_REQUEST, InvalidParameter, "Invalid header or query parameter", "Idempotency-Key has 5 bytes; allowed are 16 to 255 visible ASCII characters";
     INVALID_CALLBACK: BAD_REQUEST, InvalidCallback, "Invalid callback", "callback_url: its origin is not allowed; allowed are https://hooks.example.com";
     MISSING_TOKEN: BAD_REQUEST, MissingToken, "Missing lock token", "the Lock-Token header is missing; send the token from the answer to the POST";
-    INVALID_TOKEN: BAD_REQUEST, InvalidToken, "Invalid lock token", "the Lock-Token header is not a token of this service; send the token from the answer to the POST, bare or as <token>";
+    INVALID_TOKEN: BAD_REQUEST, InvalidToken, "Invalid lock token", "the Lock-Token header is not a token of this service; send the token from the answer to the POST, alone or between < and >";
     UNAUTHENTICATED: UNAUTHORIZED, Unauthenticated, "Not authenticated", "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key";
-    FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the key \"ci\" may not do this here: its entry in the keys file needs \"acquire\" in `verbs`, and `names` that match";
+    FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the API key \"ci\" may not do this: its entry in the keys file needs \"acquire\" in `verbs`, and a pattern in `names` that matches the name of the lock";
     NOT_FOUND: NOT_FOUND, NotFound, "No such path", "the paths of this service are listed under /docs and in /openapi.json";
     LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "this grant is not held: it was released, or it has expired";
-    REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this key has no such request at this gateway: the request may have ended, it may be at another gateway, or a restart has ended it; repeat the POST with the same Idempotency-Key";
+    REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this API key has no such request at this gateway: the request may have ended, may be at another gateway, or was lost in a restart; repeat the POST with the same Idempotency-Key";
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not have this method; the header Allow lists its methods";
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
-    LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s";
+    LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; this request is 3rd in line, and its place is kept for 10s";
     SUPERSEDED: CONFLICT, Superseded, "A newer request waits instead", "a newer request with \"queue\": \"newest\" waits for this lock, and only the newest waits; leave the work to that request, and do not try again";
     NOT_HOLDER: CONFLICT, NotHolder, "Not the holder", "this token or Idempotency-Key does not hold the lock; \"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms";
     MAX_HOLD_REACHED: CONFLICT, MaxHoldReached, "The lock has been held for too long", "the lock was granted 24h 3s ago, and a lock may be held for 24h (--max-hold, or max_hold of the API key); release it, then acquire it again";
     BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, BodyTooLarge, "Request body too large", "the request body is larger than 16384 bytes";
     UNSUPPORTED_MEDIA_TYPE: UNSUPPORTED_MEDIA_TYPE, UnsupportedMediaType, "Unsupported media type", "the content type is missing; send application/json (curl: -H 'content-type: application/json' -d '{…}', or --json since 7.82)";
     MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, MisdirectedRequest, "Not a host of this service", "the host of this request is not a name of this gateway; use one of its names, or have the operator add the name with --allowed-host";
-    TOO_MANY_WAITERS: TOO_MANY_REQUESTS, TooManyWaiters, "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed (--max-waiters); try again, or without wait_ms; this client is the key \"ci\"";
-    RATE_LIMITED: TOO_MANY_REQUESTS, RateLimited, "Too many requests", "the API key has used up its rate of requests (`rate` and `burst` in the keys file); wait for retry_after_ms; this client is the key \"ci\"";
-    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, QuotaExceeded, "Quota exceeded", "the masters' memory is short: this client takes about 43.1 MiB of it and may take 19.8 MiB, twice what is free; release locks, or try again when some have ended; more memory for the masters (maxmemory, or --master-memory where they set none) raises the limit; this client is the key \"ci\"";
+    TOO_MANY_WAITERS: TOO_MANY_REQUESTS, TooManyWaiters, "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed (--max-waiters); try again later, or without wait_ms; this client counts as the key \"ci\"";
+    RATE_LIMITED: TOO_MANY_REQUESTS, RateLimited, "Too many requests", "the API key has used up its rate of requests (`rate` and `burst` in the keys file); wait for retry_after_ms; this client counts as the key \"ci\"";
+    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, QuotaExceeded, "Quota exceeded", "the masters' memory is short: the locks of this client take about 43.1 MiB, and may take 19.8 MiB, twice the free memory; release locks, or try again when some have ended; the operator can raise the limit with more memory for the masters (maxmemory, or --master-memory for masters without it); this client counts as the key \"ci\"";
     INTERNAL: INTERNAL_SERVER_ERROR, InternalError, "Internal error", "the gateway failed by a defect of its own; look for this request_id in its log, and report what stands there";
     NO_QUORUM: SERVICE_UNAVAILABLE, QuorumUnavailable, "No quorum", "no majority of the masters voted in time; nothing was granted, and what this request set on some masters is being removed; try again";
     OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, OutcomeUnknown, "The outcome is unknown", "too few masters answered to tell whether this was done; the deadline of an earlier answer still stands; try again";
     DRAINING: SERVICE_UNAVAILABLE, Draining, "Shutting down", "this gateway is shutting down and grants no further locks; send the request to another gateway";
     AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, AuditUnavailable, "The audit log cannot be written", "nothing was done: the audit log cannot be written, and this gateway changes no lock without a record; try again, or at another gateway";
-    OVERLOADED: SERVICE_UNAVAILABLE, Overloaded, "Too many requests in flight", "this gateway serves as many requests at once as it may (--max-in-flight), or as many of this client as one client may have; wait for retry_after_ms; this client is the key \"ci\"";
+    OVERLOADED: SERVICE_UNAVAILABLE, Overloaded, "Too many requests in flight", "too many requests are in flight: all clients together have reached --max-in-flight, or this client the limit for one client; wait for retry_after_ms; this client counts as the key \"ci\"";
 }
 
 impl ProblemKind {

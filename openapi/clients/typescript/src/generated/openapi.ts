@@ -583,7 +583,12 @@ export interface components {
             /** @description The lock's name. */
             name: string;
         };
-        /** @description Reports that the watcher read too slowly. A snapshot follows. */
+        /**
+         * @description Reports that the watcher read too slowly. A snapshot follows.
+         * @example {
+         *       "missed": 12
+         *     }
+         */
         Lagged: {
             /**
              * Format: int64
@@ -748,7 +753,19 @@ export interface components {
             /** @description The names of the requested locks: several only for a set. */
             names: string[];
         };
-        /** @description The first event of a stream about a prefix: the held locks. */
+        /**
+         * @description The first event of a stream about a prefix: the held locks.
+         * @example {
+         *       "locks": [
+         *         {
+         *           "name": "reports/nightly",
+         *           "state": "held",
+         *           "expires_in_ms": 21400
+         *         }
+         *       ],
+         *       "is_complete": true
+         *     }
+         */
         LockSnapshot: {
             /**
              * @description Whether `locks` has all held locks, and the stream follows all of them. If not, watch a longer
@@ -948,7 +965,7 @@ export interface components {
          *       "title": "The lock is held",
          *       "status": 409,
          *       "code": "lock_held",
-         *       "detail": "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s",
+         *       "detail": "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; this request is 3rd in line, and its place is kept for 10s",
          *       "request_id": "5f2b7c0e9a3d4418",
          *       "retry_after_ms": 5000,
          *       "holder": "nightly-report on host-7",
@@ -1239,16 +1256,19 @@ export interface components {
              */
             slot: number;
         };
-        /** @description The last event of a stream. */
-        StreamEnd: {
-            /** @description Why the gateway ended the stream. */
-            reason: components["schemas"]["StreamEndReason"];
-        };
         /**
-         * @description Why the gateway ended a stream.
-         * @enum {string}
+         * @description The last event of a stream.
+         * @example {
+         *       "reason": "time"
+         *     }
          */
-        StreamEndReason: "time" | "draining" | "revoked" | "other";
+        StreamEnd: {
+            /**
+             * @description Why the gateway ended the stream.
+             * @enum {string}
+             */
+            reason: "time" | "draining" | "revoked";
+        };
         /**
          * @description A request that waits for a lock at this gateway.
          * @example {
@@ -1273,15 +1293,6 @@ export interface components {
              *     clock, RFC 3339.
              */
             waiting_since: string;
-        };
-        /** @description The state of a lock that a request waits for, and the place of that request. */
-        WaitingStatus: components["schemas"]["LockStatus"] & {
-            /**
-             * Format: int64
-             * @description The place of the request in its gateway's queue: 1 is served next. Absent for a moment when
-             *     the request has just left the queue.
-             */
-            position?: number | null;
         };
     };
     responses: never;

@@ -38,7 +38,6 @@ from .slot_holder import SlotHolder
 from .stream_end import StreamEnd
 from .stream_end_reason import StreamEndReason
 from .waiter import Waiter
-from .waiting_status import WaitingStatus
 
 __all__ = (
     "AcquireBody",
@@ -78,5 +77,4 @@ __all__ = (
     "StreamEnd",
     "StreamEndReason",
     "Waiter",
-    "WaitingStatus",
 )

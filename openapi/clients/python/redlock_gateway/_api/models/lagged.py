@@ -14,6 +14,9 @@ T = TypeVar("T", bound="Lagged")
 class Lagged:
     """Reports that the watcher read too slowly. A snapshot follows.
 
+    Example:
+        {'missed': 12}
+
     Attributes:
         missed (int): How many events were lost.
     """

@@ -18,6 +18,9 @@ T = TypeVar("T", bound="LockSnapshot")
 class LockSnapshot:
     """The first event of a stream about a prefix: the held locks.
 
+    Example:
+        {'locks': [{'name': 'reports/nightly', 'state': 'held', 'expires_in_ms': 21400}], 'is_complete': True}
+
     Attributes:
         is_complete (bool): Whether `locks` has all held locks, and the stream follows all of them. If not, watch a
             longer

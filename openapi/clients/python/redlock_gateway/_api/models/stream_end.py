@@ -16,8 +16,11 @@ T = TypeVar("T", bound="StreamEnd")
 class StreamEnd:
     """The last event of a stream.
 
+    Example:
+        {'reason': 'time'}
+
     Attributes:
-        reason (StreamEndReason): Why the gateway ended a stream.
+        reason (StreamEndReason): Why the gateway ended the stream.
     """
 
     reason: StreamEndReason

@@ -4,7 +4,6 @@ from enum import Enum
 
 class StreamEndReason(str, Enum):
     DRAINING = "draining"
-    OTHER = "other"
     REVOKED = "revoked"
     TIME = "time"
 
