@@ -518,6 +518,30 @@ type LockList struct {
 	NextCursor *string `json:"next_cursor,omitempty"`
 }
 
+// LockReady The body of a callback, in the form of Standard Webhooks.
+type LockReady struct {
+	// Data What is ready.
+	Data LockReadyData `json:"data"`
+
+	// Timestamp When the lock was granted, by the gateway's wall clock, RFC 3339.
+	Timestamp string `json:"timestamp"`
+
+	// Type `lock.ready`.
+	Type string `json:"type"`
+}
+
+// LockReadyData See [`LockReady`].
+type LockReadyData struct {
+	// ClaimWithinMs How long the lock may be claimed, in milliseconds from the moment when this was sent.
+	ClaimWithinMs int64 `json:"claim_within_ms"`
+
+	// ID The id of the request.
+	ID string `json:"id"`
+
+	// Names The names of the requested locks: several only for a set.
+	Names []string `json:"names"`
+}
+
 // LockState The majority's view.
 type LockState string
 
@@ -6483,11 +6507,12 @@ func ParseGetRequestResponse(rsp *http.Response) (*GetRequestResponse, error) {
 	return response, nil
 }
 
-// WebhookInitiator sends OpenAPI 3.1 webhook requests to target URLs.
+// CallbackInitiator sends OpenAPI callback requests to target URLs.
 // Modeled on the generated Client, but with no stored Server -- the full
 // target URL is provided per-call by the caller (typically discovered
-// from a subscription registration).
-type WebhookInitiator struct {
+// from a callback expression on the parent operation's request body,
+// e.g. `{$request.body#/callbackUrl}`).
+type CallbackInitiator struct {
 	// Doer for performing requests, typically a *http.Client with any
 	// customized settings, such as certificate chains.
 	Client HttpRequestDoer
@@ -6497,12 +6522,12 @@ type WebhookInitiator struct {
 	RequestEditors []RequestEditorFn
 }
 
-// WebhookInitiatorOption allows setting custom parameters during construction.
-type WebhookInitiatorOption func(*WebhookInitiator) error
+// CallbackInitiatorOption allows setting custom parameters during construction.
+type CallbackInitiatorOption func(*CallbackInitiator) error
 
-// NewWebhookInitiator creates a new WebhookInitiator with reasonable defaults.
-func NewWebhookInitiator(opts ...WebhookInitiatorOption) (*WebhookInitiator, error) {
-	initiator := WebhookInitiator{}
+// NewCallbackInitiator creates a new CallbackInitiator with reasonable defaults.
+func NewCallbackInitiator(opts ...CallbackInitiatorOption) (*CallbackInitiator, error) {
+	initiator := CallbackInitiator{}
 	for _, o := range opts {
 		if err := o(&initiator); err != nil {
 			return nil, err
@@ -6514,26 +6539,26 @@ func NewWebhookInitiator(opts ...WebhookInitiatorOption) (*WebhookInitiator, err
 	return &initiator, nil
 }
 
-// WithWebhookHTTPClient allows overriding the default Doer, which is
+// WithCallbackHTTPClient allows overriding the default Doer, which is
 // automatically created using http.Client. This is useful for tests.
-func WithWebhookHTTPClient(doer HttpRequestDoer) WebhookInitiatorOption {
-	return func(p *WebhookInitiator) error {
+func WithCallbackHTTPClient(doer HttpRequestDoer) CallbackInitiatorOption {
+	return func(p *CallbackInitiator) error {
 		p.Client = doer
 		return nil
 	}
 }
 
-// WithWebhookRequestEditorFn allows setting up a callback function, which
-// will be called right before sending the webhook request. This can be
+// WithCallbackRequestEditorFn allows setting up a callback function, which
+// will be called right before sending the callback request. This can be
 // used to mutate the request, e.g. to add signature headers.
-func WithWebhookRequestEditorFn(fn RequestEditorFn) WebhookInitiatorOption {
-	return func(p *WebhookInitiator) error {
+func WithCallbackRequestEditorFn(fn RequestEditorFn) CallbackInitiatorOption {
+	return func(p *CallbackInitiator) error {
 		p.RequestEditors = append(p.RequestEditors, fn)
 		return nil
 	}
 }
 
-func (p *WebhookInitiator) applyWebhookEditors(ctx context.Context, req *http.Request, additionalEditors []RequestEditorFn) error {
+func (p *CallbackInitiator) applyCallbackEditors(ctx context.Context, req *http.Request, additionalEditors []RequestEditorFn) error {
 	for _, r := range p.RequestEditors {
 		if err := r(ctx, req); err != nil {
 			return err
@@ -6547,51 +6572,51 @@ func (p *WebhookInitiator) applyWebhookEditors(ctx context.Context, req *http.Re
 	return nil
 }
 
-// WebhookInitiatorInterface is the interface specification for the webhook initiator.
-type WebhookInitiatorInterface interface {
-	// LockReadyWithBody fires the lock.ready webhook with any body
+// CallbackInitiatorInterface is the interface specification for the callback initiator.
+type CallbackInitiatorInterface interface {
+	// LockReadyWithBody fires the lockReady callback with any body
 	LockReadyWithBody(ctx context.Context, targetURL string, params *LockReadyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	LockReady(ctx context.Context, targetURL string, params *LockReadyParams, body LockReadyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 }
 
-func (p *WebhookInitiator) LockReadyWithBody(ctx context.Context, targetURL string, params *LockReadyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewLockReadyWebhookRequestWithBody(targetURL, params, contentType, body)
+func (p *CallbackInitiator) LockReadyWithBody(ctx context.Context, targetURL string, params *LockReadyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewLockReadyCallbackRequestWithBody(targetURL, params, contentType, body)
 	if err != nil {
 		return nil, err
 	}
 	req = req.WithContext(ctx)
-	if err := p.applyWebhookEditors(ctx, req, reqEditors); err != nil {
+	if err := p.applyCallbackEditors(ctx, req, reqEditors); err != nil {
 		return nil, err
 	}
 	return p.Client.Do(req)
 }
 
-func (p *WebhookInitiator) LockReady(ctx context.Context, targetURL string, params *LockReadyParams, body LockReadyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewLockReadyWebhookRequest(targetURL, params, body)
+func (p *CallbackInitiator) LockReady(ctx context.Context, targetURL string, params *LockReadyParams, body LockReadyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewLockReadyCallbackRequest(targetURL, params, body)
 	if err != nil {
 		return nil, err
 	}
 	req = req.WithContext(ctx)
-	if err := p.applyWebhookEditors(ctx, req, reqEditors); err != nil {
+	if err := p.applyCallbackEditors(ctx, req, reqEditors); err != nil {
 		return nil, err
 	}
 	return p.Client.Do(req)
 }
 
-// NewLockReadyWebhookRequest builds a application/json POST request for the lock.ready webhook
-func NewLockReadyWebhookRequest(targetURL string, params *LockReadyParams, body LockReadyJSONRequestBody) (*http.Request, error) {
+// NewLockReadyCallbackRequest builds a application/json POST request for the lockReady callback
+func NewLockReadyCallbackRequest(targetURL string, params *LockReadyParams, body LockReadyJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
 	buf, err := json.Marshal(body)
 	if err != nil {
 		return nil, err
 	}
 	bodyReader = bytes.NewReader(buf)
-	return NewLockReadyWebhookRequestWithBody(targetURL, params, "application/json", bodyReader)
+	return NewLockReadyCallbackRequestWithBody(targetURL, params, "application/json", bodyReader)
 }
 
-// NewLockReadyWebhookRequestWithBody builds a POST request for the lock.ready webhook with any body
-func NewLockReadyWebhookRequestWithBody(targetURL string, params *LockReadyParams, contentType string, body io.Reader) (*http.Request, error) {
+// NewLockReadyCallbackRequestWithBody builds a POST request for the lockReady callback with any body
+func NewLockReadyCallbackRequestWithBody(targetURL string, params *LockReadyParams, contentType string, body io.Reader) (*http.Request, error) {
 	var err error
 	_ = err
 

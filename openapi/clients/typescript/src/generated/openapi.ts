@@ -258,28 +258,7 @@ export interface paths {
         trace?: never;
     };
 }
-export interface webhooks {
-    "lock.ready": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * A lock is ready to be claimed
-         * @description The gateway sends this to `callback_url`, in the form of Standard Webhooks. Repeat the POST with its `Idempotency-Key` to claim the lock.
-         */
-        post: operations["lockReady"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-}
+export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
@@ -2721,35 +2700,6 @@ export interface operations {
                 content: {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
-            };
-        };
-    };
-    lockReady: {
-        parameters: {
-            query?: never;
-            header: {
-                /** @description The same for each attempt */
-                "webhook-id": string;
-                /** @description Unix time in seconds */
-                "webhook-timestamp": string;
-                /** @description Signatures by the secrets of --callback-secret-file */
-                "webhook-signature": string;
-            };
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["LockReady"];
-            };
-        };
-        responses: {
-            /** @description Received. Any status from 200 to 299 confirms the callback. */
-            204: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
             };
         };
     };
