@@ -26,21 +26,26 @@ export function folderAbove(prefix) {
 
 export class Folders {
   #place;
+  #addressOf;
   #links = new Map();
 
-  constructor(place) {
+  /** `addressOf`: the address of the page for a prefix. */
+  constructor(place, addressOf) {
     this.#place = place;
+    this.#addressOf = addressOf;
   }
 
   update(prefix, names) {
     const found = foldersBelow(prefix, names).slice(0, MOST_FOLDERS);
-    const wanted = found.map(([folder, locks]) => [folder, `${folder.slice(prefix.length)} ${count(locks)}`]);
+    const words = ([folder, locks]) => `${folder.slice(prefix.length)} ${count(locks)}`;
+    const wanted = found.map((folder) => [folder[0], words(folder)]);
     if (prefix !== "") {
       wanted.unshift([folderAbove(prefix), "↑ up"]);
     }
     const links = new Map();
     for (const [folder, text] of wanted) {
-      const link = this.#links.get(folder) ?? el("a", { href: `#prefix=${encodeURIComponent(folder)}` });
+      const link = this.#links.get(folder) ?? el("a");
+      link.setAttribute("href", this.#addressOf(folder));
       setText(link, text);
       links.set(folder, link);
     }

@@ -38,7 +38,7 @@ const masters = new Masters({
   sentence: byId("readiness"),
   note: byId("masters-note"),
 });
-const folders = new Folders(byId("folders"));
+const folders = new Folders(byId("folders"), (prefix) => addressOf({ prefix }));
 const charts = new Charts({ place: byId("charts"), note: byId("charts-note") });
 const force = new ForceDialog(locks, say);
 const details = new Details({
@@ -212,7 +212,8 @@ function settings() {
   };
 }
 
-function change(changes) {
+/** The address of the page with these changes of the settings. */
+function addressOf(changes) {
   const { prefix, order } = { ...settings(), ...changes };
   const parameters = new URLSearchParams();
   if (prefix !== "") {
@@ -221,7 +222,11 @@ function change(changes) {
   if (order !== "name") {
     parameters.set("order", order);
   }
-  history.replaceState(null, "", `#${parameters}`);
+  return `#${parameters}`;
+}
+
+function change(changes) {
+  history.replaceState(null, "", addressOf(changes));
   applySettings();
 }
 
