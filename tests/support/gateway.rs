@@ -252,8 +252,8 @@ impl Launch {
         Gateway { process, address }
     }
 
-    /// Serves with a log level that hides the message of the start. Returns when the gateway
-    /// listens.
+    /// Serves at a log level without the line `listening`. Returns when the gateway accepts
+    /// connections.
     pub(crate) async fn start_quiet(self) -> Gateway {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let process = self.flag("--listen", &address.to_string()).spawn();
@@ -262,7 +262,7 @@ impl Launch {
         Gateway { process, address }
     }
 
-    /// Serves with a log of text. Returns when the whole banner was printed, with it.
+    /// Serves with a log of text. Returns the gateway and its banner, once the banner is complete.
     pub(crate) async fn start_with_banner(self) -> (Gateway, String) {
         let gateway = self.flag("--log-format", "text").start_quiet().await;
         let banner = eventually("the banner is complete", async || {

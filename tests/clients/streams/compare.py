@@ -30,8 +30,8 @@ def call(method, url, **headers):
 class Reader:
     """A process that writes a line with the kind and the data of each event that its library delivers."""
 
-    def __init__(self, library, command, environment):
-        self.library = library
+    def __init__(self, name, command, environment):
+        self.name = name
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
         )
@@ -89,9 +89,9 @@ def main():
         thread.join()
     servers.stdin.close()
     servers.wait()
-    faults = {reader.library: reader.fault() for reader in reading}
-    for library, fault in faults.items():
-        print(f"clients/streams/check: {library}: {fault or 'ok'}")
+    faults = {reader.name: reader.fault() for reader in reading}
+    for name, fault in faults.items():
+        print(f"clients/streams/check: {name}: {fault or 'ok'}")
     sys.exit(any(faults.values()))
 
 

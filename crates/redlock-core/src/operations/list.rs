@@ -30,8 +30,8 @@ const MIN_COUNT: usize = 16;
 /// scan are looked up before a page may end within it. If the look-up took longer than a page may
 /// take, every further page would run out of time at the same place.
 const MAX_COUNT: usize = 2 * LOOKED_UP;
-/// The most digests that a cursor holds: two scans' names. The oldest are dropped first. Without a
-/// limit, locks that were released after they were shown would make every cursor longer.
+/// The most digests that a cursor holds: the names of two scans. The oldest are dropped first. Without
+/// a limit, every lock that is released after it was shown would lengthen the cursor.
 const MAX_SHOWN: usize = 2 * MAX_COUNT;
 
 /// A page of held locks.

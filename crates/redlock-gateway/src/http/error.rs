@@ -256,7 +256,7 @@ impl ApiError {
         matches!(self.report.code, C::LockNotFound | C::NotHolder | C::MaxHoldReached)
     }
 
-    /// Says that a listing got no majority: it has changed nothing.
+    /// Replaces the detail of an error without a quorum. A listing changes nothing, so nothing is undone.
     pub(super) fn of_listing(mut self) -> Self {
         if self.report.code == ProblemCode::QuorumUnavailable {
             self.report.problem.detail =

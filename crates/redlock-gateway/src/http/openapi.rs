@@ -152,7 +152,7 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
             .for_each(|(status, response)| describe_error(status, response));
     }
     for (path, method, events) in STREAMS {
-        document["paths"][path][method]["x-event-stream"] = events_of(events);
+        document["paths"][path][method]["x-event-stream"] = events_of(method, events);
     }
     // Not among `webhooks`: for those oapi-codegen 2.8 makes code that does not compile.
     document["paths"]["/locks/{name}"]["post"]["callbacks"] =
@@ -170,11 +170,13 @@ pub fn served(mut document: Value) -> Value {
     document
 }
 
-/// The operations that answer `Accept: text/event-stream` with a stream, and the events of each: its
-/// name, and the schema of its data. OpenAPI has no words for them before 3.2, which generators do not
+/// The name of an event, and the schema of its data.
+type Event = (&'static str, &'static str);
+
+/// The operations that answer `Accept: text/event-stream` with a stream, and the events of each. For
+/// `GET`, those in [`CHANGES`] follow. OpenAPI describes streams only since 3.2, which generators do not
 /// read yet.
-type Events = &'static [(&'static str, &'static str)];
-const STREAMS: [(&str, &str, Events); 3] = [
+const STREAMS: [(&str, &str, &[Event]); 3] = [
     (
         "/locks/{name}",
         "post",
@@ -188,39 +190,23 @@ const STREAMS: [(&str, &str, Events); 3] = [
             ("end", "StreamEnd"),
         ],
     ),
-    (
-        "/locks/{name}",
-        "get",
-        &[
-            ("snapshot", "LockStatus"),
-            ("held", "LockStatus"),
-            ("extended", "LockStatus"),
-            ("released", "LockStatus"),
-            ("expired", "LockStatus"),
-            ("forced", "LockStatus"),
-            ("waiters", "LockStatus"),
-            ("lagged", "Lagged"),
-            ("end", "StreamEnd"),
-        ],
-    ),
-    (
-        "/locks",
-        "get",
-        &[
-            ("snapshot", "LockSnapshot"),
-            ("held", "LockStatus"),
-            ("extended", "LockStatus"),
-            ("released", "LockStatus"),
-            ("expired", "LockStatus"),
-            ("forced", "LockStatus"),
-            ("waiters", "LockStatus"),
-            ("lagged", "Lagged"),
-            ("end", "StreamEnd"),
-        ],
-    ),
+    ("/locks/{name}", "get", &[("snapshot", "LockStatus")]),
+    ("/locks", "get", &[("snapshot", "LockSnapshot")]),
+];
+/// The events of a stream that watches locks, after its `snapshot`.
+const CHANGES: [Event; 8] = [
+    ("held", "LockStatus"),
+    ("extended", "LockStatus"),
+    ("released", "LockStatus"),
+    ("expired", "LockStatus"),
+    ("forced", "LockStatus"),
+    ("waiters", "LockStatus"),
+    ("lagged", "Lagged"),
+    ("end", "StreamEnd"),
 ];
 
-fn events_of(events: Events) -> Value {
+fn events_of(method: &str, first: &[Event]) -> Value {
+    let changes = if method == "get" { &CHANGES[..] } else { &[] };
     let schema = |schema: &str| json!({ "$ref": format!("#/components/schemas/{schema}") });
     let described = |event: &str, data: &str| match event {
         "waiting" => json!({
@@ -229,7 +215,10 @@ fn events_of(events: Events) -> Value {
         }),
         _ => json!({ "data": schema(data) }),
     };
-    let events = events.iter().map(|(event, data)| ((*event).to_owned(), described(event, data)));
+    let events = first
+        .iter()
+        .chain(changes)
+        .map(|(event, data)| ((*event).to_owned(), described(event, data)));
     json!({ "mediaType": "text/event-stream", "events": Map::from_iter(events) })
 }
 
