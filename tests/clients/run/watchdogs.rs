@@ -507,3 +507,20 @@ mod measured {
         if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
     }
 }
+
+#[tokio::test]
+async fn a_run_works_in_a_pid_namespace_without_its_process_group() {
+    if !is_root("a PID namespace") {
+        return;
+    }
+    let gateway = Launch::embedded().ready().await;
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(binary());
+    command
+        .args(["run", "job", "true"])
+        .env("REDLOCK_URL", format!("http://{}", gateway.address()));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    let (code, err) = code_and_words(command.spawn().unwrap()).await;
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(state(&gateway, "job").await, "free");
+}
