@@ -103,6 +103,7 @@ fn endpoints() -> impl Iterator<Item = Endpoint> {
         (Method::DELETE, &lock, "release", 204, 403),
         (Method::DELETE, &forced, "force", 204, 403),
         (Method::GET, "/locks", "list", 200, 200),
+        (Method::POST, "/requests", "acquire", 202, 403),
         (Method::GET, "/requests/00000000000000000000000000000000", "", 404, 404),
         (Method::DELETE, "/requests/00000000000000000000000000000000", "", 404, 404),
         (Method::GET, "/metrics", "metrics", 200, 403),
@@ -144,7 +145,10 @@ impl Endpoint {
         if let Some(lease) = lease.filter(|_| self.path == lock_path(LOCK)) {
             call = call.header("lock-token", &lease.token);
         }
-        if self.method == Method::POST || self.method == Method::PATCH {
+        if self.path == "/requests" {
+            let key = "a-key-of-sixteen-characters";
+            call = call.header("idempotency-key", key).json(&json!({ "names": [LOCK] }));
+        } else if self.method == Method::POST || self.method == Method::PATCH {
             call = call.json(&json!({ "ttl_ms": 60_000 }));
         }
         call.send().await

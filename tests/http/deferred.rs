@@ -1,4 +1,4 @@
-//! Requests that are answered before their grant (`Prefer: respond-async`), and callbacks.
+//! Requests that are answered before their grant (`POST /requests`), and callbacks.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -37,15 +37,24 @@ fn post(gateway: &Gateway, name: &str, key: &str, body: Value) -> Call {
     gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key).json(&body)
 }
 
-/// Sends a deferred request.
+fn request(gateway: &Gateway, key: &str, body: &Value) -> Call {
+    gateway.call(Method::POST, "/requests").header("idempotency-key", key).json(body)
+}
+
+/// The body of a deferred request for one lock, with more fields.
+fn for_lock(name: &str, mut more: Value) -> Value {
+    more["names"] = json!([name]);
+    more
+}
+
+/// Sends a deferred request for one lock.
 async fn deferred(gateway: &Gateway, name: &str, key: &str, body: Value) -> Answer {
-    post(gateway, name, key, body).header("prefer", "respond-async").send().await
+    request(gateway, key, &for_lock(name, body)).send().await
 }
 
 /// The path of a deferred request. Panics unless it was accepted.
 fn path_of(answer: &Answer) -> String {
     assert_eq!(answer.status, 202, "{answer:?}");
-    assert_eq!(answer.header("preference-applied"), "respond-async");
     let path = answer.header("location");
     assert_eq!(path, format!("/requests/{}", answer.json()["id"].as_str().expect("an id")));
     path.to_owned()
@@ -85,7 +94,7 @@ async fn a_deferred_request_is_announced_and_claimed() {
     let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
     let lease = gateway.acquire("a/b").await;
     let (one, other) = (key_of(1), key_of(2));
-    let body = json!({ "ttl_ms": 60_000, "callback_url": receiver.url(), "owner": "one" });
+    let body = json!({ "callback_url": receiver.url(), "owner": "one" });
     let accepted = deferred(&gateway, "a/b", &one, body.clone()).await;
     let path = path_of(&accepted);
     let status = accepted.json();
@@ -129,8 +138,11 @@ async fn a_deferred_request_is_announced_and_claimed() {
     assert_eq!(state(&gateway, &path_of(&second)).await["state"], "waiting");
     freed(&gateway, "a/b", &claimed).await;
     is_state(&gateway, &path_of(&second), "ready").await;
-    // A repetition with the preference claims the lock, too.
-    let claim = deferred(&gateway, "a/b", &other, json!({ "ttl_ms": 60_000 })).await;
+    // A repetition finds the request, and does not claim the lock.
+    let again = deferred(&gateway, "a/b", &other, json!({})).await;
+    assert_eq!((path_of(&again), &again.json()["state"]), (path_of(&second), &json!("ready")));
+    is_state(&gateway, &path_of(&second), "ready").await;
+    let claim = post(&gateway, "a/b", &other, json!({ "ttl_ms": 60_000 })).send().await;
     freed(&gateway, "a/b", &Lease::from(&claim)).await;
     assert!(receiver.arrived().is_none(), "one grant with a URL, one callback");
     let samples = Samples::of(&gateway).await;
@@ -345,19 +357,11 @@ async fn slots_and_sets_are_deferred_too() {
     for _ in 0..2 {
         held.push(Lease::from(&gateway.post("pool", slots.clone()).await));
     }
-    let asks = json!({ "slots": 2, "take": 2, "ttl_ms": 60_000, "callback_url": receiver.url() });
+    let asks = json!({ "slots": 2, "take": 2, "callback_url": receiver.url() });
     let pool = path_of(&deferred(&gateway, "pool", &key_of(1), asks).await);
-    let set = |body: Value| {
-        gateway
-            .call(Method::POST, "/locks")
-            .header("idempotency-key", key_of(2))
-            .header("prefer", "respond-async")
-            .json(&body)
-            .send()
-    };
     let lease = gateway.acquire("b").await;
     let names = json!({ "names": ["a", "b"], "callback_url": receiver.url() });
-    let both = path_of(&set(names).await);
+    let both = path_of(&request(&gateway, &key_of(2), &names).send().await);
     assert_eq!(state(&gateway, &both).await["position"], 1);
     for lease in &held {
         freed(&gateway, "pool", lease).await;
@@ -370,7 +374,8 @@ async fn slots_and_sets_are_deferred_too() {
     freed(&gateway, "b", &lease).await;
     assert_eq!(receiver.next().await.verified()["data"]["names"], json!(["a", "b"]));
     is_state(&gateway, &both, "ready").await;
-    let claim = set(json!({ "names": ["b", "a"], "ttl_ms": 60_000 })).await;
+    let claim = gateway.call(Method::POST, "/locks").header("idempotency-key", key_of(2));
+    let claim = claim.json(&json!({ "names": ["b", "a"], "ttl_ms": 60_000 })).send().await;
     assert_eq!((claim.status, claim.header("idempotency-replayed")), (201, "true"), "{claim:?}");
     assert_eq!(state(&gateway, &both).await["state"], "claimed");
 }
@@ -381,15 +386,9 @@ async fn deferred_requests_are_checked_before_they_wait() {
     let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
     let off = Launch::embedded().start().await;
     let url = |url: &str| json!({ "callback_url": url });
-    let no_key = gateway.call(Method::POST, "/locks/a").header("prefer", "respond-async");
-    let no_key = no_key.send().await;
-    assert_eq!(no_key.header("preference-applied"), "", "the preference is ignored");
-    freed(&gateway, "a", &Lease::from(&no_key)).await;
-    let no_key = gateway.call(Method::POST, "/locks/a").header("prefer", "respond-async");
-    let no_key = no_key.json(&url(&receiver.url())).send().await;
-    no_key.problem(400, "invalid_callback");
-    let no_preference = gateway.post("a", url(&receiver.url())).await;
-    no_preference.problem(400, "invalid_callback");
+    let no_key = gateway.call(Method::POST, "/requests").json(&for_lock("a", json!({})));
+    let problem = no_key.send().await.problem(400, "invalid_parameter");
+    assert!(problem["detail"].as_str().is_some_and(|text| text.contains("Idempotency-Key")));
     let answer = deferred(&off, "a", &key_of(1), url(&receiver.url())).await;
     answer.problem(400, "invalid_callback");
     let origin = receiver.origin();
@@ -410,19 +409,32 @@ async fn deferred_requests_are_checked_before_they_wait() {
     }
     let answer = deferred(&gateway, "a", &key_of(1), json!({ "callback_url": 5 })).await;
     answer.problem(400, "invalid_callback");
-    let long_wait = post(&gateway, "a", &key_of(1), json!({}));
-    let long_wait = long_wait.header("prefer", "respond-async, wait=3601").send().await;
+    let long_wait = request(&gateway, &key_of(1), &for_lock("a", json!({})));
+    let long_wait = long_wait.header("prefer", "wait=3601").send().await;
     let problem = long_wait.problem(400, "invalid_wait");
     assert!(problem["detail"].as_str().is_some_and(|text| text.contains("3600")), "{problem}");
-    let stream = post(&gateway, "a", &key_of(1), json!({})).header("accept", "text/event-stream");
-    let stream = stream.header("prefer", "respond-async").send().await;
-    stream.problem(400, "invalid_parameter");
     for (bad, code) in [
-        (json!({ "ttl_ms": 1 }), "invalid_ttl"),
         (json!({ "wait_ms": 3_600_001 }), "invalid_wait"),
         (json!({ "priority": 10 }), "invalid_body"),
+        (json!({ "queue": "oldest" }), "invalid_body"),
+        (json!({ "take": 2 }), "invalid_body"),
+        (json!({ "owner": 5 }), "invalid_body"),
+        (json!({ "metadata": 5 }), "invalid_body"),
     ] {
         deferred(&gateway, "a", &key_of(1), bad).await.problem(400, code);
+    }
+    for (body, code, words) in [
+        (json!({ "wait_ms": 0 }), "invalid_body", "names must be a list"),
+        (json!({ "names": [] }), "invalid_body", "names"),
+        (json!({ "names": ["a b"] }), "invalid_name", "names[0]"),
+        (json!({ "names": ["a"], "ttl_ms": 60_000 }), "invalid_body", "the POST that claims"),
+        (json!({ "names": ["a"], "hold_at_least_ms": 9 }), "invalid_body", "the POST that claims"),
+        (json!({ "names": ["a", "b"], "queue": "all" }), "invalid_body", "names has 2 locks"),
+        (json!({ "names": ["a", "b"], "slots": 2 }), "invalid_body", "names has 2 locks"),
+        (json!({ "names": ["a", "b"], "take": 2 }), "invalid_body", "names has 2 locks"),
+    ] {
+        let problem = request(&gateway, &key_of(1), &body).send().await.problem(400, code);
+        assert!(problem["detail"].as_str().is_some_and(|text| text.contains(words)), "{problem}");
     }
     // Nobody has taken the lock meanwhile.
     assert_eq!(gateway.inspect("a").await["state"], "free");
@@ -446,10 +458,9 @@ async fn permissions_bound_who_may_ask_see_and_claim() {
     let launch = with_keys(&keys).flag("--audit-log", log.path()).flag("--public", "metrics");
     let gateway = with_callbacks(launch, &secret, &[&receiver]).start().await;
     let ask = |by: &crate::http::keys::Key, name: &str, body: Value| {
-        by.call(&gateway, Method::POST, &lock_path(name))
-            .header("prefer", "respond-async")
+        by.call(&gateway, Method::POST, "/requests")
             .header("idempotency-key", key_of(1))
-            .json(&body)
+            .json(&for_lock(name, body))
             .send()
     };
     let url = json!({ "callback_url": receiver.url() });
@@ -488,8 +499,7 @@ async fn permissions_bound_who_may_ask_see_and_claim() {
     .await;
 
     let set = |by: &crate::http::keys::Key| {
-        by.call(&gateway, Method::POST, "/locks")
-            .header("prefer", "respond-async")
+        by.call(&gateway, Method::POST, "/requests")
             .header("idempotency-key", key_of(3))
             .json(&json!({ "names": ["x", "y"], "wait_ms": 300 }))
             .send()
@@ -645,10 +655,77 @@ async fn after_a_forced_release_a_repetition_waits_again() {
     let forced = gateway.call(Method::DELETE, "/locks/a?force=true").send().await;
     assert_eq!(forced.status, 204, "{forced:?}");
     let lease = gateway.acquire("a").await;
+    post(&gateway, "a", &key_of(1), json!({})).send().await.problem(409, "lock_held");
+    assert_eq!(state(&gateway, &ready).await["state"], "expired");
     let again = deferred(&gateway, "a", &key_of(1), json!({})).await;
     assert_eq!((again.status, &again.json()["state"]), (202, &json!("waiting")), "{again:?}");
     freed(&gateway, "a", &lease).await;
     is_state(&gateway, &path_of(&again), "ready").await;
+}
+
+#[tokio::test]
+async fn acquires_are_never_answered_202() {
+    let gateway = Launch::embedded().start().await;
+    let locks = |key: &str, body: Value| {
+        let call = gateway.call(Method::POST, "/locks").header("idempotency-key", key);
+        call.json(&body).header("prefer", "respond-async").send()
+    };
+    let lock = |key: &str, body: Value| {
+        post(&gateway, "a", key, body).header("prefer", "respond-async").send()
+    };
+    let granted = lock(&key_of(1), json!({})).await;
+    assert_eq!((granted.status, granted.header("preference-applied")), (201, ""), "{granted:?}");
+    lock(&key_of(2), json!({})).await.problem(409, "lock_held");
+    let granted = locks(&key_of(3), json!({ "names": ["b", "c"] })).await;
+    assert_eq!((granted.status, granted.header("preference-applied")), (201, ""), "{granted:?}");
+    locks(&key_of(4), json!({ "names": ["b", "c"] })).await.problem(409, "lock_held");
+    waiting_is(&gateway, 0, 0).await;
+    let url = "https://hooks.example.com/locks";
+    for refused in [
+        lock(&key_of(5), json!({ "callback_url": url })).await,
+        locks(&key_of(6), json!({ "names": ["d", "e"], "callback_url": url })).await,
+    ] {
+        let problem = refused.problem(400, "invalid_body");
+        let detail = problem["detail"].as_str().expect("a text");
+        assert!(detail.contains("callback_url belongs to POST /requests"), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn a_deferred_request_says_how_long_it_waits() {
+    let gateway = Launch::embedded().start().await;
+    let lease = gateway.acquire("a").await;
+    let prefers = |number: usize, body: Value| {
+        request(&gateway, &key_of(number), &for_lock("a", body)).header("prefer", "wait=1").send()
+    };
+    let short = prefers(1, json!({})).await;
+    assert_eq!(short.header("preference-applied"), "wait=1");
+    let long = prefers(2, json!({ "wait_ms": 3_600_000 })).await;
+    assert_eq!(long.header("preference-applied"), "", "the body wins");
+    let status = is_state(&gateway, &path_of(&short), "refused").await;
+    assert_eq!(status["problem"]["code"], "lock_held", "{status}");
+    assert_eq!(state(&gateway, &path_of(&long)).await["state"], "waiting");
+    freed(&gateway, "a", &lease).await;
+}
+
+#[tokio::test]
+async fn one_name_stands_for_the_lock_and_not_for_a_set() {
+    let gateway = Launch::embedded().start().await;
+    let lease = gateway.acquire("a").await;
+    let path = path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await);
+    // A claim before its time is an ordinary request, and leaves the deferred one waiting.
+    post(&gateway, "a", &key_of(1), json!({})).send().await.problem(409, "lock_held");
+    assert_eq!(state(&gateway, &path).await["state"], "waiting");
+    freed(&gateway, "a", &lease).await;
+    is_state(&gateway, &path, "ready").await;
+    let as_set = gateway.call(Method::POST, "/locks").header("idempotency-key", key_of(1));
+    as_set.json(&json!({ "names": ["a"] })).send().await.problem(409, "lock_held");
+    is_state(&gateway, &path, "ready").await;
+    let claim = || post(&gateway, "a", &key_of(1), json!({ "ttl_ms": 60_000 })).send();
+    let (one, other) = tokio::join!(claim(), claim());
+    assert_eq!((one.status, other.status), (201, 201), "{one:?} {other:?}");
+    assert_eq!(Lease::from(&one).token, Lease::from(&other).token);
+    is_state(&gateway, &path, "claimed").await;
 }
 
 #[tokio::test]

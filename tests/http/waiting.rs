@@ -60,7 +60,7 @@ async fn a_waiter_gets_a_released_lock_with_a_larger_token() {
     gateway.delete("job", &held.token).await.problem(409, "not_holder");
 
     let prefers = |wait: &str| gateway.call(Method::POST, "/locks/job").header("prefer", wait);
-    let waiter = start_waiting(&gateway, prefers("respond-async, wait=3600")).await;
+    let waiter = start_waiting(&gateway, prefers("handling=lenient, wait=3600")).await;
     released(&gateway, "job", &lease).await;
     let granted = answer(waiter).await;
     let lease = Lease::from(&granted);

@@ -8,7 +8,7 @@ pub static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
 pub static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// `true` when an earlier request with the same `Idempotency-Key` was granted the lock.
 pub static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// `wait=SECONDS`, an alias of `wait_ms`, and `respond-async` (RFC 7240).
+/// `wait=SECONDS`, an alias of `wait_ms` (RFC 7240).
 pub static PREFER: HeaderName = HeaderName::from_static("prefer");
 /// The preference of `Prefer` that was followed.
 pub static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");

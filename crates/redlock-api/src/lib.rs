@@ -7,7 +7,7 @@
 //! | `health` | `GET /livez`, `/readyz`, `/healthz` |
 //! | `locks` | `POST`, `PATCH`, `DELETE` and `GET /locks/{name}`, `GET` and `PATCH /locks` |
 //! | `problem` | the body of every error, and its codes |
-//! | `requests` | `GET /requests/{id}`, and the callback of a request |
+//! | `requests` | `POST /requests`, `GET /requests/{id}`, and the callback of a request |
 //! | `watch` | the data of the events in `GET /locks/{name}` and `GET /locks` as event streams |
 //!
 //! Compatibility: a reader of an answer ignores fields that it does not know. A code that it does
@@ -36,7 +36,9 @@ pub use self::locks::{
     ReleaseSetResults, SetLease, SlotHolder, Waiter,
 };
 pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
-pub use self::requests::{CallbackState, LockReady, LockReadyData, RequestState, RequestStatus};
+pub use self::requests::{
+    CallbackState, DeferBody, LockReady, LockReadyData, RequestState, RequestStatus,
+};
 pub use self::watch::{Lagged, LockSnapshot, StreamEnd, StreamEndReason, WaitingStatus};
 
 #[cfg(test)]

@@ -65,11 +65,6 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>, required = false))]
     pub metadata: Option<Value>,
-    /// With `Prefer: respond-async`: the URL that the gateway calls when the lock is ready. Needs a key
-    /// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
-    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 2048, example = "https://hooks.example.com/locks"))]
-    pub callback_url: Option<Value>,
 }
 
 /// Which locks to acquire together. Every field but `names` may be omitted; unknown fields are
@@ -109,11 +104,6 @@ pub struct AcquireSetBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>, required = false))]
     pub metadata: Option<Value>,
-    /// With `Prefer: respond-async`: the URL that the gateway calls when the locks are ready. Needs a
-    /// key with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
-    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 2048, example = "https://hooks.example.com/locks"))]
-    pub callback_url: Option<Value>,
 }
 
 /// A granted set of locks: one token and one fencing token for all of them.
@@ -426,7 +416,9 @@ pub struct ExtendResult {
 
 /// Keeps an explicit null as a value, to be refused: `"ttl_ms": null` must not silently give the
 /// default.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+pub(crate) fn present<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 

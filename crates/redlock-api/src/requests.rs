@@ -1,10 +1,60 @@
-//! Bodies about requests that are answered before they are granted (`Prefer: respond-async`).
+//! Bodies about deferred requests: those that are answered before they are granted.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::Problem;
+use crate::locks::present;
 
-/// The state of a deferred request, which was answered 202.
+/// What to wait for without a connection. Every field but `names` may be omitted; unknown fields are
+/// refused. The request that claims the lock has `ttl_ms` and `hold_at_least_ms`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "names": ["reports/nightly"], "wait_ms": 600000, "callback_url": "https://hooks.example.com/locks" })))]
+pub struct DeferBody {
+    /// From 1 to 32 names, each of them once. One name stands for the lock of `POST /locks/{name}`.
+    /// Several names stand for the set of `POST /locks`, in any order.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>, required = true, min_items = 1, max_items = 32))]
+    pub names: Value,
+    /// How long to wait while the lock is held, in milliseconds, up to one hour (3600000). Without
+    /// it the request waits one hour.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 3600000, example = 600000))]
+    pub wait_ms: Option<Value>,
+    /// How early the request is served while it waits: from 0 to 9, and 9 is served first. Without
+    /// it the priority is 5.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 9, example = 5))]
+    pub priority: Option<Value>,
+    /// As in `POST /locks/{name}`. Only with one name.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "all"))]
+    pub queue: Option<Value>,
+    /// As in `POST /locks/{name}`. Only with one name.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 1, maximum = 256, example = 4))]
+    pub slots: Option<Value>,
+    /// As in `POST /locks/{name}`. Only with one name.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 1, maximum = 256, example = 1))]
+    pub take: Option<Value>,
+    /// As for a single lock.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "nightly-report on host-7"))]
+    pub owner: Option<Value>,
+    /// As for a single lock. Stored beside each of the locks.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = std::collections::BTreeMap<String, String>, required = false))]
+    pub metadata: Option<Value>,
+    /// The URL that the gateway calls when the lock is ready. Needs a key with the `callback`
+    /// permission, and an origin that the operator allows. At most 2048 bytes.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 2048, example = "https://hooks.example.com/locks"))]
+    pub callback_url: Option<Value>,
+}
+
+/// The state of a deferred request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
     "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86", "state": "waiting", "names": ["reports/nightly"], "position": 3

@@ -422,7 +422,6 @@ impl Lock {
             take: self.slots.map(|(_, take)| take.into()),
             owner: Some(self.owner.clone().unwrap_or_else(owner::of_this_process).into()),
             metadata: (!self.metadata.is_empty()).then(|| json!(self.metadata)),
-            callback_url: None,
         }
     }
 }

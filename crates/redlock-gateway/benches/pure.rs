@@ -102,7 +102,7 @@ mod request {
             (
                 requested_ttl(body.ttl_ms.as_ref(), &limits),
                 requested_wait(body.wait_ms.as_ref(), &limits),
-                metadata(body, None).map(|metadata| stored(&metadata)),
+                metadata(body.owner, body.metadata, None).map(|metadata| stored(&metadata)),
             )
         });
     }

@@ -80,7 +80,7 @@ pub struct Gateway {
 pub type WaitSender = tokio::sync::watch::Sender<Option<Owner>>;
 
 /// An acquire with checked arguments.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct AcquireRequest {
     pub target: Target,
     pub ttl: Ttl,
@@ -338,6 +338,8 @@ impl Gateway {
             OwnerChoice::Shared(owner) if !is_deferred => Some(owner),
             OwnerChoice::Shared(_) | OwnerChoice::Drawn(_) | OwnerChoice::Fresh => None,
         };
+        // The request is read before the first attempt. Later it may be ready by a newer grant.
+        let ready = claimed.and_then(|owner| self.deferred.find_ready(&owner));
         // A watcher may come while the request waits.
         let held_info = (waits || self.watches.is_active()).then(|| info.clone());
         let options = AcquireOptions {
@@ -459,6 +461,10 @@ impl Gateway {
         });
         if let (Ok(_), Some(owner)) = (&result, claimed) {
             self.deferred.claimed(&owner);
+        }
+        // Somebody took the lock by force, so a repetition of the deferred request waits again.
+        if let (Err(LockError::Held(_)), Some(ready)) = (&result, ready) {
+            ready.end(DeferredEnd::Expired);
         }
         let decided_in = result.as_ref().map(|(_, _, decided_in)| *decided_in);
         count_acquire(counts, decided_in, waits, started.elapsed());

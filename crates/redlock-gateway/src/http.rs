@@ -64,7 +64,7 @@ use crate::transport::disconnect::Peer;
 
 /// The operations, and the permission that each needs. The handler declares its method and path.
 /// The OpenAPI document takes them from there, and the path is also the route's label in metrics.
-fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 14] {
+fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 15] {
     let metrics = if public.metrics { Needs::Nothing } else { Needs::Anywhere(Verb::Metrics) };
     [
         (routes!(locks::acquire), Needs::OnLock(Verb::Acquire)),
@@ -75,6 +75,7 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 14] {
         (routes!(extend_many::extend_many), Needs::Anywhere(Verb::Extend)),
         (routes!(sets::acquire_set), Needs::Anywhere(Verb::Acquire)),
         (routes!(sets::release_set), Needs::Anywhere(Verb::Release)),
+        (routes!(requests::create), Needs::Anywhere(Verb::Acquire)),
         (routes!(requests::inspect), Needs::AnyKey),
         (routes!(requests::cancel), Needs::AnyKey),
         (routes!(health::livez), Needs::Nothing),

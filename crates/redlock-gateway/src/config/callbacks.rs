@@ -13,10 +13,10 @@ pub(super) struct CallbackFlags {
     /// Allow callbacks to this origin, scheme://host[:port]; repeat for each; needs
     /// --callback-secret-file [default: none]
     ///
-    /// A client names a `callback_url` of one of these origins in a request with `Prefer:
-    /// respond-async`. When the client's lock is ready, the gateway sends a signed POST there. The
-    /// client's key needs the `callback` permission. The gateway follows no redirect, uses no proxy,
-    /// and connects only to public addresses and to networks of --callback-network.
+    /// A client names a `callback_url` of one of these origins in `POST /requests`. When the
+    /// client's lock is ready, the gateway sends a signed POST there. The client's key needs the
+    /// `callback` permission. The gateway follows no redirect, uses no proxy, and connects only to
+    /// public addresses and to networks of --callback-network.
     #[arg(help_heading = headings::CALLBACKS)]
     #[arg(
         long = "callback-origin",

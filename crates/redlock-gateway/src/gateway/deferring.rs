@@ -34,31 +34,6 @@ pub fn accept_window(limits: &Limits) -> Ttl {
 }
 
 impl Gateway {
-    /// Claims the lock that an earlier deferred request with this key holds ready. `None` if there is
-    /// no such request, or somebody took the lock from it.
-    ///
-    /// # Errors
-    /// As [`Gateway::acquire`].
-    pub async fn claim_deferred(
-        &self,
-        request: &AcquireRequest,
-        in_flight: &mut InFlight,
-        gone: impl Future<Output = ()>,
-    ) -> Result<Option<(LeaseView, GrantGuard)>, Refusal> {
-        let open = self.deferred.find_open(&self.owner_of(request));
-        let is_ready =
-            |open: &Arc<DeferredRequest<_>>| matches!(open.stage(), DeferredStage::Ready(_));
-        let Some(ready) = open.filter(is_ready) else { return Ok(None) };
-        let claim = AcquireRequest { wait: None, ..request.clone() };
-        match self.acquire(claim, in_flight, gone).await {
-            Err(Refusal::Lock(LockError::Held(_))) => {
-                ready.end(DeferredEnd::Expired);
-                Ok(None)
-            }
-            result => result.map(Some),
-        }
-    }
-
     fn owner_of(&self, request: &AcquireRequest) -> Owner {
         let AcquireRequest { target, principal, idempotency_key, .. } = request;
         let key = idempotency_key.as_deref().unwrap_or_default();

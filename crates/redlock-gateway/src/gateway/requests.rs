@@ -1,19 +1,18 @@
-//! Deferred requests: those that are answered before they are granted (`Prefer: respond-async`, RFC
-//! 7240).
+//! Deferred requests: those that are answered before they are granted (`POST /requests`).
 //!
 //! Such a request waits in the queue like any other. When it is first in line, the gateway acquires
 //! the lock for the owner of the request's idempotency key, with a short TTL: the accept window. If
-//! the client gave a URL, the gateway sends a callback without a token. The client repeats its `POST`
-//! with the same key, at any gateway. That is an ordinary repetition: it finds the grant, extends it
-//! to a full TTL, and returns a lease whose round trip the client can measure.
+//! the client gave a URL, the gateway sends a callback without a token. The client claims the lock by
+//! an ordinary acquire with the same key, at any gateway. The acquire finds the grant, extends it to a
+//! full TTL, and returns a lease whose round trip the client can measure.
 //!
 //! So the gateway never has to know whether the grant was claimed. It does not extend the grant and
 //! does not release it: without a claim, the grant ends with its window, also when this gateway
 //! dies. The gateway undoes the grant only if the client cancels the request, or may no longer have
 //! the lock. Such an undo leaves a claimed grant in place.
 //!
-//! The requests live in this process alone. After a restart they are unknown, and repeating the
-//! `POST` is safe.
+//! The requests live in this process alone. After a restart they are unknown. Repeating the `POST`
+//! is safe.
 //!
 //! This module stores the requests. [`super::deferring`] carries them out.
 
@@ -79,9 +78,10 @@ pub enum DeferredStage<R> {
 /// How a deferred request ended.
 #[derive(Debug, Clone)]
 pub enum DeferredEnd<R> {
-    /// The client repeated its request at this gateway, and has the lock.
+    /// The client has claimed the lock at this gateway.
     Claimed,
-    /// The accept window ended, and nobody claimed the lock at this gateway.
+    /// The accept window ended, and nobody claimed the lock at this gateway. Or a claim found that
+    /// somebody else has the lock.
     Expired,
     /// The client cancelled the request.
     Cancelled,
@@ -338,6 +338,14 @@ impl<R> DeferredRequests<R> {
     /// Notes that the client with this owner has the lock.
     pub(super) fn claimed(&self, owner: &Owner) {
         self.find_open(owner).into_iter().for_each(|request| request.end(DeferredEnd::Claimed));
+    }
+
+    /// The request of this owner that is ready.
+    pub(super) fn find_ready(&self, owner: &Owner) -> Option<Arc<DeferredRequest<R>>> {
+        let is_ready = |open: &Arc<DeferredRequest<R>>| {
+            matches!(*open.stage.borrow(), DeferredStage::Ready(_))
+        };
+        self.find_open(owner).filter(is_ready)
     }
 
     /// Cancels the request of this owner.

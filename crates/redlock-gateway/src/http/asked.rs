@@ -41,12 +41,12 @@ impl Asked {
         lock.check_again()?;
         let limits = access.limits();
         let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-        let (wait, applied) = head.wait(&body, &limits)?;
+        let (wait, applied) = head.wait(body.wait_ms.as_ref(), &limits)?;
         let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
         let priority = requested_priority(body.priority.as_ref())?;
         let queue = requested_queue(body.queue.as_ref())?;
         let slots = requested_slots(body.slots.as_ref(), body.take.as_ref())?;
-        let metadata = metadata(*body, access.caller().principal())?;
+        let metadata = metadata(body.owner, body.metadata, access.caller().principal())?;
         let count = slots.map(Slots::count).filter(|count| *count > 1);
         let metadata = LockMetadata { slots: count, ..metadata };
         access.note(|entry| entry.owner.clone_from(&metadata.owner));

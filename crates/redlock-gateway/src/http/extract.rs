@@ -9,7 +9,6 @@ use std::time::Duration;
 use axum::extract::{FromRequestParts, Query};
 use http::request::Parts;
 use http::{HeaderMap, Uri};
-use redlock_api::AcquireBody;
 use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN, PREFER};
 use redlock_core::{Info, LockName, LockToken, Priority, QueueMode, Slots, Ttl};
 use serde::Deserialize;
@@ -35,8 +34,6 @@ const MAX_METADATA: usize = 1024;
 /// The arguments of an acquire (POST) that are in its head.
 pub(super) struct AcquireHead {
     pub(super) idempotency_key: Option<String>,
-    /// Whether the client prefers an answer before the grant (`Prefer: respond-async`).
-    pub(super) is_deferred: bool,
     preferred_seconds: Option<u64>,
     client: Option<Peer>,
     /// See [`StreamHead`]. A field of the head, because each argument of a handler is copied
@@ -49,15 +46,9 @@ impl FromRequestParts<Route> for AcquireHead {
 
     async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, ApiError> {
         no_query(&parts.uri)?;
-        let idempotency_key = idempotency_key(&parts.headers)?;
-        // The client gets the lock by repeating the request, so it needs a key. Without a key the
-        // preference is ignored, as RFC 7240 says of preferences that cannot be followed.
-        let is_deferred = idempotency_key.is_some() && prefers_async(&parts.headers);
-        let limits = waiting_limits(&route.limits(), is_deferred);
         Ok(Self {
-            idempotency_key,
-            is_deferred,
-            preferred_seconds: preferred_wait(&parts.headers, &limits)?,
+            idempotency_key: idempotency_key(&parts.headers)?,
+            preferred_seconds: preferred_wait(&parts.headers, &route.limits())?,
             client: parts.extensions.get().cloned(),
             stream: stream(&parts.headers),
         })
@@ -69,16 +60,10 @@ impl AcquireHead {
     /// that. `wait_ms` in the body takes precedence over `Prefer`.
     pub(super) fn wait(
         &self,
-        body: &AcquireBody,
+        wait_ms: Option<&Value>,
         limits: &Limits,
     ) -> Result<(Option<Duration>, Option<u64>), ApiError> {
-        let limits = &waiting_limits(limits, self.is_deferred);
-        let (wait, applied) =
-            match (requested_wait(body.wait_ms.as_ref(), limits)?, self.preferred_seconds) {
-                (None, Some(seconds)) => (Some(preferred_time(seconds, limits)?), Some(seconds)),
-                (None, None) if self.is_deferred => (Some(MAX_DEFERRED_WAIT), None),
-                (wait, _) => (wait, None),
-            };
+        let (wait, applied) = chosen_wait(wait_ms, self.preferred_seconds, limits)?;
         Ok((wait.filter(|wait| !wait.is_zero()), applied))
     }
 
@@ -89,6 +74,61 @@ impl AcquireHead {
             None => std::future::pending().await,
         }
     }
+}
+
+/// The arguments of a deferred request that are in its head.
+pub(super) struct DeferHead {
+    /// The client claims the lock with this key.
+    pub(super) idempotency_key: String,
+    preferred_seconds: Option<u64>,
+}
+
+impl FromRequestParts<Route> for DeferHead {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, ApiError> {
+        no_query(&parts.uri)?;
+        let Some(idempotency_key) = idempotency_key(&parts.headers)? else {
+            return Err(INVALID_PARAMETER.because(
+                "the Idempotency-Key header is missing; send one of 16 to 255 visible ASCII characters, a new one for \
+                 each request, and claim the lock with it",
+            ));
+        };
+        let limits = Self::with_longest_wait(&route.limits());
+        let preferred_seconds = preferred_wait(&parts.headers, &limits)?;
+        Ok(Self { idempotency_key, preferred_seconds })
+    }
+}
+
+impl DeferHead {
+    /// Returns how long to wait for the lock, and the seconds of `Prefer: wait` if they decide
+    /// that. `wait_ms` in the body takes precedence over `Prefer`.
+    pub(super) fn wait(
+        &self,
+        wait_ms: Option<&Value>,
+        limits: &Limits,
+    ) -> Result<(Option<Duration>, Option<u64>), ApiError> {
+        let limits = Self::with_longest_wait(limits);
+        let (wait, applied) = chosen_wait(wait_ms, self.preferred_seconds, &limits)?;
+        let wait = wait.unwrap_or(MAX_DEFERRED_WAIT);
+        Ok((Some(wait).filter(|wait| !wait.is_zero()), applied))
+    }
+
+    fn with_longest_wait(limits: &Limits) -> Limits {
+        Limits { max_wait: MAX_DEFERRED_WAIT, ..*limits }
+    }
+}
+
+/// How long to wait, if the request says so, and the seconds of `Prefer: wait` if they decide that.
+fn chosen_wait(
+    wait_ms: Option<&Value>,
+    preferred_seconds: Option<u64>,
+    limits: &Limits,
+) -> Result<(Option<Duration>, Option<u64>), ApiError> {
+    Ok(match (requested_wait(wait_ms, limits)?, preferred_seconds) {
+        (None, Some(seconds)) => (Some(preferred_time(seconds, limits)?), Some(seconds)),
+        (wait, _) => (wait, None),
+    })
 }
 
 /// The argument of an extension (PATCH) that is in its head: the token.
@@ -377,22 +417,6 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// The limits with the longest wait of this kind of request.
-fn waiting_limits(limits: &Limits, is_deferred: bool) -> Limits {
-    let max_wait = if is_deferred { MAX_DEFERRED_WAIT } else { limits.max_wait };
-    Limits { max_wait, ..*limits }
-}
-
-/// Whether the client prefers `respond-async`.
-fn prefers_async(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(&PREFER).iter();
-    let mut preferences = values.flat_map(|value| value.to_str().unwrap_or_default().split(','));
-    preferences.any(|preference| {
-        let name = preference.split([';', '=']).next().unwrap_or_default();
-        name.trim().eq_ignore_ascii_case("respond-async")
-    })
-}
-
 /// The seconds of `Prefer: wait=…`. Other preferences are ignored, as RFC 7240 demands.
 fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, ApiError> {
     for value in headers.get_all(&PREFER) {
@@ -520,12 +544,16 @@ pub fn requested_queue(value: Option<&Value>) -> Result<QueueMode, ApiError> {
 }
 
 /// Label and metadata to store, with the principal that the lock will belong to.
-pub fn metadata(body: AcquireBody, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
+pub fn metadata(
+    owner: Option<Value>,
+    metadata: Option<Value>,
+    principal: Option<&str>,
+) -> Result<LockMetadata, ApiError> {
     let is_label = |text: &str| {
         text.chars().count() <= MAX_LABEL
             && !text.chars().any(|c| c.is_control() || is_deceptive(c))
     };
-    let owner = match body.owner {
+    let owner = match owner {
         None => None,
         Some(Value::String(label)) if is_label(&label) => Some(label),
         Some(_) => {
@@ -536,7 +564,7 @@ pub fn metadata(body: AcquireBody, principal: Option<&str>) -> Result<LockMetada
             return Err(INVALID_BODY.because(detail));
         }
     };
-    let metadata = match body.metadata {
+    let metadata = match metadata {
         None => BTreeMap::new(),
         Some(value) => serde_json::from_value::<BTreeMap<String, String>>(value).map_err(|_| {
             INVALID_BODY.because("metadata must be an object whose values are strings")
@@ -640,6 +668,7 @@ mod properties;
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
+    use redlock_api::AcquireBody;
 
     use super::*;
     use crate::info::label_of;
@@ -705,7 +734,7 @@ mod tests {
     fn the_label_survives_storage() {
         let body: AcquireBody =
             serde_json::from_str(r#"{"owner":"a \"b\"","metadata":{"k":"v"}}"#).unwrap();
-        let info = stored(&metadata(body, None).unwrap()).unwrap();
+        let info = stored(&metadata(body.owner, body.metadata, None).unwrap()).unwrap();
         assert_eq!(label_of(info.as_bytes()).as_deref(), Some("a \"b\""));
         assert_eq!(label_of(b"not ours"), None);
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
-use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus, RequestStatus};
+use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use redlock_core::types::NameError;
 use redlock_core::{HeldBy, LockError, LockName, LockState, SlotSet};
 
@@ -15,13 +15,13 @@ use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
     AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead, requested_ttl,
 };
+use super::hold;
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
 use super::watch;
 use super::wire::{lease, lock_list, lock_status};
-use super::{hold, requests};
 use crate::auth::Verb;
-use crate::gateway::{GrantGuard, LeaseView, ListRequest, Refusal, Target};
+use crate::gateway::{LeaseView, ListRequest, Refusal, Target};
 use crate::info::label_of;
 use crate::overload::in_flight::RequestClass;
 
@@ -47,11 +47,8 @@ const READ_AS_ONE: u16 = 16;
 /// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 /// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 ///
-/// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-/// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-/// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-/// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-/// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+/// `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+/// that request, claims the lock.
 ///
 /// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 /// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -64,7 +61,7 @@ const READ_AS_ONE: u16 = 16;
     params(
         LockPath,
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
-        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async` with an Idempotency-Key: the answer is 202 once the request waits or is granted. The answer has Preference-Applied."),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied."),
     ),
     request_body(content = AcquireBody, description = "May be omitted."),
     responses(
@@ -88,11 +85,7 @@ const READ_AS_ONE: u16 = 16;
                 "nodes_granted": 3, "nodes_total": 5, "slots": 4, "slots_held": [1, 3]
             })))
         )),
-        (status = 202, description = "With Prefer: respond-async: the request waits, or is ready to be claimed", body = RequestStatus, headers(
-            ("Location" = String, description = "Path of the request"),
-            ("Preference-Applied" = String, description = "respond-async"),
-        )),
-        (status = 400, description = "invalid_name, invalid_callback, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
+        (status = 400, description = "invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
         (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, with slots holders, and with wait_ms queue_position and queue_place_expires_ms; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
@@ -105,11 +98,7 @@ pub(super) async fn acquire(
     mut head: AcquireHead,
     Json(body): Json<Box<AcquireBody>>,
 ) -> Result<Response, ApiError> {
-    // These branches are boxed, because unboxed futures would make the future of every request
-    // larger.
-    if head.is_deferred || body.callback_url.is_some() {
-        return Box::pin(acquire_later(&lock, head, body)).await;
-    }
+    // Boxed, because an unboxed future would make the future of every request larger.
     if let Some(stream) = head.stream.take() {
         return Box::pin(hold::begin(lock, head, body, stream.token?)).await;
     }
@@ -120,41 +109,10 @@ pub(super) async fn acquire(
     let gateway = lock.access.gateway();
     let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
-    granted(&lock, asked, &view, guard)
-}
-
-/// Answers a deferred request, or one that claims the lock of an earlier one.
-async fn acquire_later(
-    lock: &LockAccess,
-    head: AcquireHead,
-    body: Box<AcquireBody>,
-) -> Result<Response, ApiError> {
-    let LockAccess { access, name, .. } = lock;
-    let started = Instant::now();
-    let mut in_flight = access.enter(RequestClass::Other).await?;
-    let names = std::slice::from_ref(name);
-    let callback = requests::checked_callback(access, &head, body.callback_url.as_ref(), names)?;
-    let (request, asked) = Asked::read(lock, &head, body, started)?;
-    asked.charge(access, &mut in_flight).await?;
-    let refused = |refusal| lock.refused(refusal);
-    let claim = access.gateway().claim_deferred(&request, &mut in_flight, head.client_gone());
-    match claim.await.map_err(refused)? {
-        Some((view, guard)) => granted(lock, asked, &view, guard),
-        None => requests::begin(access, request, in_flight, callback, refused).await,
-    }
-}
-
-/// The answer with a grant.
-fn granted(
-    lock: &LockAccess,
-    asked: Asked,
-    view: &LeaseView,
-    guard: GrantGuard,
-) -> Result<Response, ApiError> {
     // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
     lock.check_again()?;
     let applied = asked.applied;
-    let lease = asked.lease(lock, view);
+    let lease = asked.lease(&lock, &view);
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
     // Only slashes are encoded: no other character that a name may have ends a segment of a path.

@@ -93,7 +93,7 @@ shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "421
 shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
 
 /// The order of the operations in the document: those that a reader needs first come first.
-const ORDER: [&str; 14] = [
+const ORDER: [&str; 15] = [
     "acquireLock",
     "extendLock",
     "releaseLock",
@@ -102,6 +102,7 @@ const ORDER: [&str; 14] = [
     "extendLocks",
     "acquireLocks",
     "releaseLocks",
+    "createRequest",
     "getRequest",
     "cancelRequest",
     "getReadiness",
@@ -123,6 +124,7 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     // The names of a set, in a body and in a query. Each of them may be there once.
     for names in [
         "/components/schemas/AcquireSetBody/properties/names",
+        "/components/schemas/DeferBody/properties/names",
         "/paths/~1locks/delete/parameters/0/schema",
     ] {
         if let Some(names) = document.pointer_mut(names) {
@@ -135,11 +137,11 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     document["paths"] = ordered(paths);
     let paths = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
     for operation in paths.filter_map(Value::as_object_mut).flat_map(Map::values_mut) {
-        // The generator marks every body as required. Only the list of leases is: the other bodies
-        // may be omitted.
-        let is_required = operation
-            .get("operationId")
-            .is_some_and(|id| ["extendLocks", "acquireLocks"].iter().any(|of| id == of));
+        // The generator marks every body as required. Only bodies with a list of leases or names
+        // are: the other bodies may be omitted.
+        let is_required = operation.get("operationId").is_some_and(|id| {
+            ["extendLocks", "acquireLocks", "createRequest"].iter().any(|of| id == of)
+        });
         if let Some(body) = operation.get_mut("requestBody").and_then(Value::as_object_mut)
             && !is_required
         {
@@ -155,7 +157,7 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
         document["paths"][path][method]["x-event-stream"] = events_of(method, events);
     }
     // Not among `webhooks`: for those oapi-codegen 2.8 makes code that does not compile.
-    document["paths"]["/locks/{name}"]["post"]["callbacks"] =
+    document["paths"]["/requests"]["post"]["callbacks"] =
         json!({ "lockReady": { "{$request.body#/callback_url}": { "post": lock_ready() } } });
     let refused = &mut document["paths"]["/locks"]["post"]["responses"]["409"];
     let examples = &mut refused["content"][PROBLEM_MEDIA_TYPE]["examples"];
@@ -229,7 +231,7 @@ fn lock_ready() -> Value {
         "operationId": "lockReady",
         "tags": ["locks"],
         "summary": "A lock is ready to be claimed",
-        "description": "The gateway sends this to `callback_url`, in the form of Standard Webhooks. Repeat the POST with its `Idempotency-Key` to claim the lock.",
+        "description": "The gateway sends this to `callback_url`, in the form of Standard Webhooks. To claim the lock, acquire it with the `Idempotency-Key` of the request.",
         "security": [{}],
         "parameters": [
             header("webhook-id", "The same for each attempt"),
@@ -264,11 +266,12 @@ fn refused_set() -> Option<Problem> {
 }
 
 /// The properties whose value is one of a few words, with these words.
-fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 7] {
+fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 8] {
     let mut answers = vec!["agreed", "held", "free", "pending"];
     answers.extend(Reason::ALL.map(Reason::as_str));
     [
         ("AcquireBody", "queue", vec!["all", "newest"]),
+        ("DeferBody", "queue", vec!["all", "newest"]),
         ("Problem", "code", ProblemCode::ALL.iter().map(|code| code.as_str()).collect()),
         ("Health", "status", vec!["alive", "ready", "no_quorum", "draining"]),
         ("NodeHealth", "state", NodeState::ALL.map(NodeState::as_str).to_vec()),
@@ -326,19 +329,14 @@ fn describe_error(status: &str, response: &mut Value) {
 
 /// The document in OpenAPI 3.0.3. The document uses little that 3.0 lacks, so little has to change.
 ///
-/// The answer 202 of an acquire and the answer 421 of a probe are left out, because generators for 3.0
-/// accept one type of a success and one of an error for each operation.
+/// The answer 421 of a probe is left out, because generators for 3.0 accept one type of a success and
+/// one of an error for each operation.
 pub fn downgrade(document: &Value) -> Value {
     let mut twin = document.clone();
-    for (operation, status) in [
-        ("/paths/~1locks~1{name}/post", "202"),
-        ("/paths/~1locks/post", "202"),
-        ("/paths/~1readyz/get", "421"),
-        ("/paths/~1healthz/get", "421"),
-    ] {
-        let responses = twin.pointer_mut(&format!("{operation}/responses"));
+    for probe in ["/paths/~1readyz/get", "/paths/~1healthz/get"] {
+        let responses = twin.pointer_mut(&format!("{probe}/responses"));
         if let Some(responses) = responses.and_then(Value::as_object_mut) {
-            responses.shift_remove(status);
+            responses.shift_remove("421");
         }
     }
     twin["openapi"] = "3.0.3".into();

@@ -1,5 +1,4 @@
-//! Requests to acquire that are answered 202 before their grant (`Prefer: respond-async`), and
-//! `/requests/{id}`, where a client learns what became of such a request.
+//! `POST /requests` and `/requests/{id}`: deferred requests, which are answered before their grant.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -7,18 +6,24 @@ use std::time::{Duration, Instant, SystemTime};
 use axum::extract::{FromRequestParts, Path};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
-use http::{HeaderValue, StatusCode, header};
+use http::{StatusCode, header};
 use redlock_api::headers::PREFERENCE_APPLIED;
-use redlock_api::{CallbackState, LockReady, LockReadyData, RequestState, RequestStatus};
-use redlock_core::LockName;
+use redlock_api::{
+    CallbackState, DeferBody, LockReady, LockReadyData, RequestState, RequestStatus,
+};
+use redlock_core::{LockName, LockSet};
 use serde_json::Value;
 
 use super::access::{Access, Standing};
 use super::asked::{end_parts, note_parts, refused_set};
-use super::error::{ApiError, INVALID_CALLBACK, INVALID_PARAMETER};
-use super::extract::{AcquireHead, no_query};
-use super::openapi::CommonErrors;
+use super::error::{ApiError, INVALID_BODY, INVALID_CALLBACK};
+use super::extract::{
+    DeferHead, Json, metadata, no_query, requested_priority, requested_queue, requested_slots,
+    stored,
+};
+use super::openapi::{BodyErrors, CommonErrors};
 use super::render::{header_value, json_response};
+use super::sets::{check_again, named};
 use crate::audit::AuditContext;
 use crate::auth::Verb;
 use crate::callbacks::{CallbackError, CallbackUrl};
@@ -26,60 +31,147 @@ use crate::gateway::{
     AcquireRequest, CallbackOutcome, DeferredEnd, DeferredRequest, DeferredStage, GrantNotifier,
     Refusal, RequestId, Target, accept_window,
 };
-use crate::overload::in_flight::InFlight;
+use crate::info::LockMetadata;
+use crate::overload::in_flight::RequestClass;
 
-/// Checks the arguments that only a deferred request has. Returns the checked callback URL.
-pub(super) fn checked_callback(
+/// Create a deferred request
+///
+/// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+/// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+/// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+/// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+/// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+/// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+///
+/// Until the request ends, a repetition with the same key and names finds it, and is answered 202
+/// too. After the end, a repetition is a new request. The request counts once for each name or slot
+/// in the rate of the key and in the client's share of the masters' memory.
+#[utoipa::path(
+    post, path = "/requests", operation_id = "createRequest", tag = "locks",
+    params(
+        ("Idempotency-Key" = String, Header, description = "16 to 255 visible characters. The claim has the same key.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied."),
+    ),
+    request_body = DeferBody,
+    responses(
+        (status = 202, description = "The request waits, or is ready to be claimed", body = RequestStatus, headers(
+            ("Location" = String, description = "Path of the request"),
+            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
+        )),
+        (status = 400, description = "invalid_name, invalid_callback, invalid_ttl (rounds to the nodes now take too long), invalid_wait, invalid_body, invalid_parameter"),
+        CommonErrors,
+        BodyErrors,
+        (status = 409, description = "lock_held: wait_ms is 0; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
+        (status = 429, description = "too_many_waiters (in all, for this lock, or of this client), rate_limited, quota_exceeded"),
+        (status = 503, description = "quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold it, try again; draining, overloaded, audit_unavailable"),
+    )
+)]
+pub(super) async fn create(
+    access: Access,
+    head: DeferHead,
+    Json(body): Json<Box<DeferBody>>,
+) -> Result<Response, ApiError> {
+    let started = Instant::now();
+    let set = named(&body.names)?;
+    note_parts(&access, set.names());
+    let result = Box::pin(begin(&access, head, set, *body, started)).await;
+    end_parts(&access, &result, StatusCode::ACCEPTED);
+    result
+}
+
+async fn begin(
     access: &Access,
-    head: &AcquireHead,
-    callback_url: Option<&Value>,
+    head: DeferHead,
+    set: LockSet,
+    body: DeferBody,
+    started: Instant,
+) -> Result<Response, ApiError> {
+    let mut in_flight = access.enter(RequestClass::Other).await?;
+    check_again(access, Verb::Acquire, set.names())?;
+    let callback = checked_callback(access, body.callback_url.as_ref(), set.names())?;
+    let limits = access.limits();
+    let (wait, applied) = head.wait(body.wait_ms.as_ref(), &limits)?;
+    let priority = requested_priority(body.priority.as_ref())?;
+    let queue = requested_queue(body.queue.as_ref())?;
+    let target = target(set, &body)?;
+    let metadata = metadata(body.owner, body.metadata, access.caller().principal())?;
+    let slots = match &target {
+        Target::Slots(_, slots) => Some(slots.count()).filter(|count| *count > 1),
+        Target::Lock(_) | Target::Set(_) => None,
+    };
+    let metadata = LockMetadata { slots, ..metadata };
+    let request = AcquireRequest {
+        target: target.clone(),
+        ttl: accept_window(&limits),
+        info: stored(&metadata)?,
+        principal: access.caller().principal().map(Into::into),
+        idempotency_key: Some(head.idempotency_key),
+        max_hold: limits.max_hold,
+        wait,
+        on_wait: None,
+        is_deferred: false,
+        client: access.client().clone(),
+        started,
+        hold_at_least: Duration::ZERO,
+        priority,
+        queue,
+    };
+    access.note(|entry| entry.owner.clone_from(&metadata.owner));
+    access.charge_locks(target.count()).await?;
+    access.widen(&mut in_flight, target.count()).await;
+    let (caller, audit) = (access.standing(), access.audit());
+    let notifier = Notifier { caller, target: target.clone(), audit };
+    let deferred = access.gateway().defer(request, in_flight, callback, notifier).await;
+    let deferred = deferred.map_err(|refusal| refused(access, &target, refusal))?;
+    let mut response = json_response(StatusCode::ACCEPTED, &status(access, &deferred))?;
+    let headers = response.headers_mut();
+    headers.insert(header::LOCATION, header_value(format!("/requests/{}", deferred.id))?);
+    if let Some(seconds) = applied {
+        headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
+    }
+    Ok(response)
+}
+
+/// What the request waits for. One name stands for the lock itself, as in `POST /locks/{name}`: a set
+/// of one lock has other owners.
+fn target(set: LockSet, body: &DeferBody) -> Result<Target, ApiError> {
+    let DeferBody { queue, slots, take, .. } = body;
+    let [name] = set.names() else {
+        if queue.is_some() || slots.is_some() || take.is_some() {
+            let count = set.names().len();
+            return Err(INVALID_BODY.because(format!(
+                "names has {count} locks; queue, slots and take need one lock, so leave them out or send one name"
+            )));
+        }
+        return Ok(Target::Set(set));
+    };
+    Ok(match requested_slots(slots.as_ref(), take.as_ref())? {
+        None => Target::Lock(name.clone()),
+        Some(slots) => Target::Slots(name.clone(), slots),
+    })
+}
+
+fn checked_callback(
+    access: &Access,
+    url: Option<&Value>,
     names: &[LockName],
 ) -> Result<Option<CallbackUrl>, ApiError> {
-    if head.stream.is_some() {
-        let detail =
-            "an event stream cannot be deferred; leave out Prefer: respond-async and callback_url";
-        return Err(INVALID_PARAMETER.because(detail));
-    }
-    let Some(url) = callback_url else { return Ok(None) };
-    if !head.is_deferred {
-        let detail = "callback_url needs the headers Prefer: respond-async and Idempotency-Key";
-        return Err(INVALID_CALLBACK.because(detail));
-    }
+    let Some(url) = url else { return Ok(None) };
     let Some(url) = url.as_str() else {
         return Err(INVALID_CALLBACK.because("callback_url must be a string"));
     };
-    names.iter().try_for_each(|name| access.check_again(Verb::Callback, name).map(drop))?;
+    check_again(access, Verb::Callback, names)?;
     let url = access.gateway().check_callback(url);
     url.map(Some).map_err(|error| INVALID_CALLBACK.because(format!("callback_url: {error}")))
 }
 
-/// Answers a deferred request when it waits, or is ready.
-pub(super) async fn begin(
-    access: &Access,
-    request: AcquireRequest,
-    in_flight: InFlight,
-    callback: Option<CallbackUrl>,
-    refused: impl Fn(Refusal) -> ApiError,
-) -> Result<Response, ApiError> {
-    let (caller, target, audit) = (access.standing(), request.target.clone(), access.audit());
-    let notifier = Notifier { caller, target, audit };
-    let request = AcquireRequest { ttl: accept_window(&access.limits()), ..request };
-    let deferred = access.gateway().defer(request, in_flight, callback, notifier).await;
-    let deferred = deferred.map_err(refused)?;
-    let mut response = json_response(StatusCode::ACCEPTED, &status(access, &deferred))?;
-    let headers = response.headers_mut();
-    headers.insert(header::LOCATION, header_value(format!("/requests/{}", deferred.id))?);
-    headers.insert(PREFERENCE_APPLIED.clone(), HeaderValue::from_static("respond-async"));
-    Ok(response)
-}
-
 /// Show a deferred request
 ///
-/// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-/// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-/// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-/// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-/// requests, and forgets them when it restarts; repeating the `POST` is always safe.
+/// Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+/// gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+/// any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+/// With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+/// and forgets them when it restarts; repeating the `POST` is always safe.
 #[utoipa::path(
     get, path = "/requests/{id}", operation_id = "getRequest", tag = "locks",
     params(("id" = String, Path, description = "The id of the request, from the answer 202")),

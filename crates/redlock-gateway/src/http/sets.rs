@@ -8,9 +8,7 @@ use futures_util::future::join_all;
 use http::request::Parts;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use redlock_api::{
-    AcquireBody, AcquireSetBody, ReleaseResult, ReleaseSetResults, RequestStatus, SetLease,
-};
+use redlock_api::{AcquireSetBody, ReleaseResult, ReleaseSetResults, SetLease};
 use redlock_core::{LockName, LockSet, QueueMode, SetError};
 use serde_json::Value;
 
@@ -24,7 +22,6 @@ use super::extract::{
 use super::locks::add_grant_headers;
 use super::openapi::{BodyErrors, CommonErrors};
 use super::render::{grant_response, json_response};
-use super::requests;
 use super::wire::lease;
 use crate::auth::Verb;
 use crate::gateway::{AcquireRequest, LeaseView, Target};
@@ -41,12 +38,12 @@ use crate::overload::in_flight::RequestClass;
 /// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 /// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 /// refused it. The request counts once for each name in the rate of the key and in the
-/// client's share of the masters' memory.
+/// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 #[utoipa::path(
     post, path = "/locks", operation_id = "acquireLocks", tag = "locks",
     params(
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. While the grant stands, a repeated request with the same key and the same names, in any order, gets it again.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
-        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`, as in `POST /locks/{name}`. The answer has Preference-Applied."),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied."),
     ),
     request_body = AcquireSetBody,
     responses(
@@ -56,11 +53,7 @@ use crate::overload::in_flight::RequestClass;
             ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the set"),
             ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
         )),
-        (status = 202, description = "With Prefer: respond-async: the request waits, or is ready to be claimed", body = RequestStatus, headers(
-            ("Location" = String, description = "Path of the request"),
-            ("Preference-Applied" = String, description = "respond-async"),
-        )),
-        (status = 400, description = "invalid_name, invalid_callback, invalid_ttl, invalid_wait, invalid_body, invalid_parameter"),
+        (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
         (status = 409, description = "lock_held: held names the lock that is held, and others may be held too; Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms; max_hold_reached"),
@@ -97,16 +90,13 @@ async fn acquire(
     let limits = access.limits();
     let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
     let priority = requested_priority(body.priority.as_ref())?;
-    let AcquireSetBody { ttl_ms, wait_ms, owner, metadata: texts, callback_url, .. } = body;
-    if head.stream.is_some() && !head.is_deferred && callback_url.is_none() {
+    if head.stream.is_some() {
         let detail = "an event stream holds one lock or its slots, not a set; leave out Accept: text/event-stream";
         return Err(INVALID_PARAMETER.because(detail));
     }
-    let callback = requests::checked_callback(access, head, callback_url.as_ref(), set.names())?;
-    let body = AcquireBody { ttl_ms, wait_ms, owner, metadata: texts, ..AcquireBody::default() };
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    let (wait, applied) = head.wait(&body, &limits)?;
-    let metadata = metadata(body, access.caller().principal())?;
+    let (wait, applied) = head.wait(body.wait_ms.as_ref(), &limits)?;
+    let metadata = metadata(body.owner, body.metadata, access.caller().principal())?;
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
     let request = AcquireRequest {
         target: Target::Set(set.clone()),
@@ -125,22 +115,8 @@ async fn acquire(
         queue: QueueMode::default(),
     };
     let gateway = access.gateway();
-    let mut claimed = None;
-    if head.is_deferred {
-        let claim = gateway.claim_deferred(&request, &mut in_flight, head.client_gone());
-        claimed = Box::pin(claim).await.map_err(|refusal| refused_set(access, set, refusal))?;
-        if claimed.is_none() {
-            let refused = |refusal| refused_set(access, set, refusal);
-            return Box::pin(requests::begin(access, request, in_flight, callback, refused)).await;
-        }
-    }
-    let (view, guard) = match claimed {
-        Some(claimed) => claimed,
-        None => {
-            let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
-            acquired.map_err(|refusal| refused_set(access, set, refusal))?
-        }
-    };
+    let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
+    let (view, guard) = acquired.map_err(|refusal| refused_set(access, set, refusal))?;
     // If the caller may no longer acquire these locks, the guard is dropped and releases them.
     check_again(access, Verb::Acquire, set.names())?;
 
@@ -154,7 +130,7 @@ async fn acquire(
 ///
 /// # Errors
 /// The form is wrong. The error quotes no name that may be a secret.
-fn named(value: &Value) -> Result<LockSet, ApiError> {
+pub(super) fn named(value: &Value) -> Result<LockSet, ApiError> {
     const FORM: &str = "such as {\"names\": [\"a\", \"b\"]}";
     let Value::Array(names) = value else {
         return Err(INVALID_BODY.because(format!("names must be a list of lock names, {FORM}")));
@@ -180,7 +156,7 @@ fn checked(name: &str) -> Result<LockName, ApiError> {
     lock_name(name)
 }
 
-fn check_again(access: &Access, verb: Verb, names: &[LockName]) -> Result<(), ApiError> {
+pub(super) fn check_again(access: &Access, verb: Verb, names: &[LockName]) -> Result<(), ApiError> {
     names.iter().try_for_each(|name| {
         access.check_again(verb, name).map(drop).map_err(|error| error.about(name.as_str()))
     })

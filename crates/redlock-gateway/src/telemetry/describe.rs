@@ -44,7 +44,7 @@ pub(super) fn describe() {
     );
     gauge!(
         "redlock_deferred_requests",
-        "Requests with `Prefer: respond-async` that wait for their lock or for its claim."
+        "Deferred requests (`POST /requests`) that wait for their lock or for its claim."
     );
     counter!("redlock_callbacks_total", "Attempts to send a callback, by outcome.");
     counter!(

@@ -35,6 +35,24 @@ func (e AcquireBodyQueue) Valid() bool {
 	}
 }
 
+// Defines values for DeferBodyQueue.
+const (
+	DeferBodyQueueAll    DeferBodyQueue = "all"
+	DeferBodyQueueNewest DeferBodyQueue = "newest"
+)
+
+// Valid indicates whether the value is a known member of the DeferBodyQueue enum.
+func (e DeferBodyQueue) Valid() bool {
+	switch e {
+	case DeferBodyQueueAll:
+		return true
+	case DeferBodyQueueNewest:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for HealthStatus.
 const (
 	HealthStatusAlive    HealthStatus = "alive"
@@ -277,10 +295,6 @@ func (e ProblemCode) Valid() bool {
 
 // AcquireBody What to acquire. Every field may be omitted; unknown fields are refused.
 type AcquireBody struct {
-	// CallbackURL With `Prefer: respond-async`: the URL that the gateway calls when the lock is ready. Needs a key
-	// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
-	CallbackURL *string `json:"callback_url,omitempty"`
-
 	// HoldAtLeastMs How long the lock is kept from its grant on, in milliseconds, although it is released
 	// earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
 	// and nobody gets the lock until then. So a job runs once although the clocks of its hosts
@@ -334,10 +348,6 @@ type AcquireBodyQueue string
 // AcquireSetBody Which locks to acquire together. Every field but `names` may be omitted; unknown fields are
 // refused.
 type AcquireSetBody struct {
-	// CallbackURL With `Prefer: respond-async`: the URL that the gateway calls when the locks are ready. Needs a
-	// key with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
-	CallbackURL *string `json:"callback_url,omitempty"`
-
 	// HoldAtLeastMs As for a single lock, for each of the locks.
 	HoldAtLeastMs *int32 `json:"hold_at_least_ms,omitempty"`
 
@@ -362,6 +372,44 @@ type AcquireSetBody struct {
 	// maximum (25000 by default).
 	WaitMs *int32 `json:"wait_ms,omitempty"`
 }
+
+// DeferBody What to wait for without a connection. Every field but `names` may be omitted; unknown fields are
+// refused. The request that claims the lock has `ttl_ms` and `hold_at_least_ms`.
+type DeferBody struct {
+	// CallbackURL The URL that the gateway calls when the lock is ready. Needs a key with the `callback`
+	// permission, and an origin that the operator allows. At most 2048 bytes.
+	CallbackURL *string `json:"callback_url,omitempty"`
+
+	// Metadata As for a single lock. Stored beside each of the locks.
+	Metadata map[string]string `json:"metadata,omitempty"`
+
+	// Names From 1 to 32 names, each of them once. One name stands for the lock of `POST /locks/{name}`.
+	// Several names stand for the set of `POST /locks`, in any order.
+	Names []string `json:"names"`
+
+	// Owner As for a single lock.
+	Owner *string `json:"owner,omitempty"`
+
+	// Priority How early the request is served while it waits: from 0 to 9, and 9 is served first. Without
+	// it the priority is 5.
+	Priority *int32 `json:"priority,omitempty"`
+
+	// Queue As in `POST /locks/{name}`. Only with one name.
+	Queue *DeferBodyQueue `json:"queue,omitempty"`
+
+	// Slots As in `POST /locks/{name}`. Only with one name.
+	Slots *int32 `json:"slots,omitempty"`
+
+	// Take As in `POST /locks/{name}`. Only with one name.
+	Take *int32 `json:"take,omitempty"`
+
+	// WaitMs How long to wait while the lock is held, in milliseconds, up to one hour (3600000). Without
+	// it the request waits one hour.
+	WaitMs *int32 `json:"wait_ms,omitempty"`
+}
+
+// DeferBodyQueue As in `POST /locks/{name}`. Only with one name.
+type DeferBodyQueue string
 
 // ExtendBody How long to extend. Unknown fields are refused.
 type ExtendBody struct {
@@ -749,7 +797,7 @@ type ReleaseSetResults struct {
 	Results []ReleaseResult `json:"results"`
 }
 
-// RequestStatus The state of a deferred request, which was answered 202.
+// RequestStatus The state of a deferred request.
 type RequestStatus struct {
 	// Callback `delivered`, or `failed` if no attempt has succeeded so far. Absent without `callback_url`,
 	// and until the first attempt ends.
@@ -878,7 +926,7 @@ type AcquireLocksParams struct {
 	// IdempotencyKey 16 to 255 visible characters. While the grant stands, a repeated request with the same key and the same names, in any order, gets it again.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 
-	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`, as in `POST /locks/{name}`. The answer has Preference-Applied.
+	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied.
 	Prefer *string `json:"Prefer,omitempty"`
 }
 
@@ -920,7 +968,16 @@ type AcquireLockParams struct {
 	// IdempotencyKey 16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 
-	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async` with an Idempotency-Key: the answer is 202 once the request waits or is granted. The answer has Preference-Applied.
+	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied.
+	Prefer *string `json:"Prefer,omitempty"`
+}
+
+// CreateRequestParams defines parameters for CreateRequest.
+type CreateRequestParams struct {
+	// IdempotencyKey 16 to 255 visible characters. The claim has the same key.
+	IdempotencyKey string `json:"Idempotency-Key"`
+
+	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied.
 	Prefer *string `json:"Prefer,omitempty"`
 }
 
@@ -947,6 +1004,9 @@ type ExtendLockJSONRequestBody = ExtendBody
 
 // AcquireLockJSONRequestBody defines body for AcquireLock for application/json ContentType.
 type AcquireLockJSONRequestBody = AcquireBody
+
+// CreateRequestJSONRequestBody defines body for CreateRequest for application/json ContentType.
+type CreateRequestJSONRequestBody = DeferBody
 
 // LockReadyJSONRequestBody defines body for LockReady for application/json ContentType.
 type LockReadyJSONRequestBody = LockReady
@@ -1105,7 +1165,7 @@ type ClientInterface interface {
 	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 	// refused it. The request counts once for each name in the rate of the key and in the
-	// client's share of the masters' memory.
+	// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1123,7 +1183,7 @@ type ClientInterface interface {
 	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 	// refused it. The request counts once for each name in the rate of the key and in the
-	// client's share of the masters' memory.
+	// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -1205,11 +1265,8 @@ type ClientInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
-	// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-	// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-	// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+	// `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+	// that request, claims the lock.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1240,11 +1297,8 @@ type ClientInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
-	// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-	// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-	// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+	// `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+	// that request, claims the lock.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1274,6 +1328,42 @@ type ClientInterface interface {
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// CreateRequestWithBody Create a deferred request
+	//
+	// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+	// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+	// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	//
+	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
+	// too. After the end, a repetition is a new request. The request counts once for each name or slot
+	// in the rate of the key and in the client's share of the masters' memory.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /requests (the `CreateRequest` operationId).
+	CreateRequestWithBody(ctx context.Context, params *CreateRequestParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateRequest Create a deferred request
+	//
+	// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+	// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+	// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	//
+	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
+	// too. After the end, a repetition is a new request. The request counts once for each name or slot
+	// in the rate of the key and in the client's share of the masters' memory.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /requests (the `CreateRequest` operationId).
+	CreateRequest(ctx context.Context, params *CreateRequestParams, body CreateRequestJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// CancelRequest Cancel a deferred request
 	//
 	// The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
@@ -1284,11 +1374,11 @@ type ClientInterface interface {
 
 	// GetRequest Show a deferred request
 	//
-	// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-	// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-	// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-	// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-	// requests, and forgets them when it restarts; repeating the `POST` is always safe.
+	// Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+	// gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+	// any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+	// With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+	// and forgets them when it restarts; repeating the `POST` is always safe.
 	//
 	// Corresponds with GET /requests/{id} (the `GetRequest` operationId).
 	GetRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1434,7 +1524,7 @@ func (c *Client) ExtendLocks(ctx context.Context, body ExtendLocksJSONRequestBod
 // while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 // place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 // refused it. The request counts once for each name in the rate of the key and in the
-// client's share of the masters' memory.
+// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 //
 // Takes any type of body and a specified content type.
 //
@@ -1462,7 +1552,7 @@ func (c *Client) AcquireLocksWithBody(ctx context.Context, params *AcquireLocksP
 // while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 // place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 // refused it. The request counts once for each name in the rate of the key and in the
-// client's share of the masters' memory.
+// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -1594,11 +1684,8 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
-// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+// `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+// that request, claims the lock.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1639,11 +1726,8 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
-// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+// `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+// that request, claims the lock.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1703,6 +1787,62 @@ func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn
 	return c.Client.Do(req)
 }
 
+// CreateRequestWithBody Create a deferred request
+//
+// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+//
+// Until the request ends, a repetition with the same key and names finds it, and is answered 202
+// too. After the end, a repetition is a new request. The request counts once for each name or slot
+// in the rate of the key and in the client's share of the masters' memory.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /requests (the `CreateRequest` operationId).
+func (c *Client) CreateRequestWithBody(ctx context.Context, params *CreateRequestParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateRequestRequestWithBody(c.Server, params, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateRequest Create a deferred request
+//
+// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+//
+// Until the request ends, a repetition with the same key and names finds it, and is answered 202
+// too. After the end, a repetition is a new request. The request counts once for each name or slot
+// in the rate of the key and in the client's share of the masters' memory.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /requests (the `CreateRequest` operationId).
+func (c *Client) CreateRequest(ctx context.Context, params *CreateRequestParams, body CreateRequestJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateRequestRequest(c.Server, params, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // CancelRequest Cancel a deferred request
 //
 // The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
@@ -1723,11 +1863,11 @@ func (c *Client) CancelRequest(ctx context.Context, id string, reqEditors ...Req
 
 // GetRequest Show a deferred request
 //
-// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-// requests, and forgets them when it restarts; repeating the `POST` is always safe.
+// Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+// gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+// any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+// With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+// and forgets them when it restarts; repeating the `POST` is always safe.
 //
 // Corresponds with GET /requests/{id} (the `GetRequest` operationId).
 func (c *Client) GetRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -2431,6 +2571,70 @@ func NewGetReadinessRequest(server string) (*http.Request, error) {
 	return req, nil
 }
 
+// NewCreateRequestRequest calls the generic CreateRequest builder with application/json body
+func NewCreateRequestRequest(server string, params *CreateRequestParams, body CreateRequestJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateRequestRequestWithBody(server, params, "application/json", bodyReader)
+}
+
+// NewCreateRequestRequestWithBody constructs an http.Request for the CreateRequest method, with any body, and a specified content type
+func NewCreateRequestRequestWithBody(server string, params *CreateRequestParams, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/requests")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	if params != nil {
+
+		var headerParam0 string
+
+		headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+		if err != nil {
+			return nil, err
+		}
+
+		req.Header.Set("Idempotency-Key", headerParam0)
+
+		if params.Prefer != nil {
+			var headerParam1 string
+
+			headerParam1, err = runtime.StyleParamWithOptions("simple", false, "Prefer", *params.Prefer, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("Prefer", headerParam1)
+		}
+
+	}
+
+	return req, nil
+}
+
 // NewCancelRequestRequest constructs an http.Request for the CancelRequest method
 func NewCancelRequestRequest(server string, id string) (*http.Request, error) {
 	var err error
@@ -2631,7 +2835,7 @@ type ClientWithResponsesInterface interface {
 	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 	// refused it. The request counts once for each name in the rate of the key and in the
-	// client's share of the masters' memory.
+	// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -2649,7 +2853,7 @@ type ClientWithResponsesInterface interface {
 	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 	// refused it. The request counts once for each name in the rate of the key and in the
-	// client's share of the masters' memory.
+	// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -2735,11 +2939,8 @@ type ClientWithResponsesInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
-	// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-	// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-	// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+	// `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+	// that request, claims the lock.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -2770,11 +2971,8 @@ type ClientWithResponsesInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
-	// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-	// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-	// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+	// `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+	// that request, claims the lock.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -2808,6 +3006,42 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadinessWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetReadinessResponse, error)
 
+	// CreateRequestWithBodyWithResponse Create a deferred request
+	//
+	// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+	// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+	// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	//
+	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
+	// too. After the end, a repetition is a new request. The request counts once for each name or slot
+	// in the rate of the key and in the client's share of the masters' memory.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /requests (the `CreateRequest` operationId).
+	CreateRequestWithBodyWithResponse(ctx context.Context, params *CreateRequestParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateRequestResponse, error)
+
+	// CreateRequestWithResponse Create a deferred request
+	//
+	// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+	// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+	// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	//
+	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
+	// too. After the end, a repetition is a new request. The request counts once for each name or slot
+	// in the rate of the key and in the client's share of the masters' memory.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /requests (the `CreateRequest` operationId).
+	CreateRequestWithResponse(ctx context.Context, params *CreateRequestParams, body CreateRequestJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateRequestResponse, error)
+
 	// CancelRequestWithResponse Cancel a deferred request
 	//
 	// The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
@@ -2820,11 +3054,11 @@ type ClientWithResponsesInterface interface {
 
 	// GetRequestWithResponse Show a deferred request
 	//
-	// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-	// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-	// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-	// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-	// requests, and forgets them when it restarts; repeating the `POST` is always safe.
+	// Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+	// gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+	// any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+	// With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+	// and forgets them when it restarts; repeating the `POST` is always safe.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -3339,12 +3573,6 @@ type AcquireLocksResponse201Headers struct {
 	PreferenceApplied   *string
 }
 
-// AcquireLocksResponse202Headers the declared response headers of an HTTP 202 response for AcquireLocks
-type AcquireLocksResponse202Headers struct {
-	Location          *string
-	PreferenceApplied *string
-}
-
 // AcquireLocksResponse401Headers the declared response headers of an HTTP 401 response for AcquireLocks
 type AcquireLocksResponse401Headers struct {
 	WWWAuthenticate *string
@@ -3375,8 +3603,6 @@ type AcquireLocksResponse struct {
 	HTTPResponse *http.Response
 	// JSON201 the response for an HTTP 201 `application/json` response
 	JSON201 *SetLease
-	// JSON202 the response for an HTTP 202 `application/json` response
-	JSON202 *RequestStatus
 	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
 	ApplicationProblemJSON400 *Problem
 	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
@@ -3401,8 +3627,6 @@ type AcquireLocksResponse struct {
 	ApplicationProblemJSON503 *Problem
 	// Headers201 the parsed response headers for an HTTP 201 response
 	Headers201 *AcquireLocksResponse201Headers
-	// Headers202 the parsed response headers for an HTTP 202 response
-	Headers202 *AcquireLocksResponse202Headers
 	// Headers401 the parsed response headers for an HTTP 401 response
 	Headers401 *AcquireLocksResponse401Headers
 	// Headers403 the parsed response headers for an HTTP 403 response
@@ -3418,11 +3642,6 @@ type AcquireLocksResponse struct {
 // GetJSON201 returns the response for an HTTP 201 `application/json` response
 func (r AcquireLocksResponse) GetJSON201() *SetLease {
 	return r.JSON201
-}
-
-// GetJSON202 returns the response for an HTTP 202 `application/json` response
-func (r AcquireLocksResponse) GetJSON202() *RequestStatus {
-	return r.JSON202
 }
 
 // GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
@@ -3914,12 +4133,6 @@ type AcquireLockResponse201Headers struct {
 	PreferenceApplied   *string
 }
 
-// AcquireLockResponse202Headers the declared response headers of an HTTP 202 response for AcquireLock
-type AcquireLockResponse202Headers struct {
-	Location          *string
-	PreferenceApplied *string
-}
-
 // AcquireLockResponse401Headers the declared response headers of an HTTP 401 response for AcquireLock
 type AcquireLockResponse401Headers struct {
 	WWWAuthenticate *string
@@ -3950,8 +4163,6 @@ type AcquireLockResponse struct {
 	HTTPResponse *http.Response
 	// JSON201 the response for an HTTP 201 `application/json` response
 	JSON201 *Lease
-	// JSON202 the response for an HTTP 202 `application/json` response
-	JSON202 *RequestStatus
 	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
 	ApplicationProblemJSON400 *Problem
 	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
@@ -3976,8 +4187,6 @@ type AcquireLockResponse struct {
 	ApplicationProblemJSON503 *Problem
 	// Headers201 the parsed response headers for an HTTP 201 response
 	Headers201 *AcquireLockResponse201Headers
-	// Headers202 the parsed response headers for an HTTP 202 response
-	Headers202 *AcquireLockResponse202Headers
 	// Headers401 the parsed response headers for an HTTP 401 response
 	Headers401 *AcquireLockResponse401Headers
 	// Headers403 the parsed response headers for an HTTP 403 response
@@ -3993,11 +4202,6 @@ type AcquireLockResponse struct {
 // GetJSON201 returns the response for an HTTP 201 `application/json` response
 func (r AcquireLockResponse) GetJSON201() *Lease {
 	return r.JSON201
-}
-
-// GetJSON202 returns the response for an HTTP 202 `application/json` response
-func (r AcquireLockResponse) GetJSON202() *RequestStatus {
-	return r.JSON202
 }
 
 // GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
@@ -4223,6 +4427,167 @@ func (r GetReadinessResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetReadinessResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// CreateRequestResponse202Headers the declared response headers of an HTTP 202 response for CreateRequest
+type CreateRequestResponse202Headers struct {
+	Location          *string
+	PreferenceApplied *string
+}
+
+// CreateRequestResponse401Headers the declared response headers of an HTTP 401 response for CreateRequest
+type CreateRequestResponse401Headers struct {
+	WWWAuthenticate *string
+}
+
+// CreateRequestResponse403Headers the declared response headers of an HTTP 403 response for CreateRequest
+type CreateRequestResponse403Headers struct {
+	WWWAuthenticate *string
+}
+
+// CreateRequestResponse409Headers the declared response headers of an HTTP 409 response for CreateRequest
+type CreateRequestResponse409Headers struct {
+	RetryAfter *int32
+}
+
+// CreateRequestResponse429Headers the declared response headers of an HTTP 429 response for CreateRequest
+type CreateRequestResponse429Headers struct {
+	RetryAfter *int32
+}
+
+// CreateRequestResponse503Headers the declared response headers of an HTTP 503 response for CreateRequest
+type CreateRequestResponse503Headers struct {
+	RetryAfter *int32
+}
+
+type CreateRequestResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *RequestStatus
+	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
+	ApplicationProblemJSON400 *Problem
+	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
+	ApplicationProblemJSON401 *Problem
+	// ApplicationProblemJSON403 the response for an HTTP 403 `application/problem+json` response
+	ApplicationProblemJSON403 *Problem
+	// ApplicationProblemJSON408 the response for an HTTP 408 `application/problem+json` response
+	ApplicationProblemJSON408 *Problem
+	// ApplicationProblemJSON409 the response for an HTTP 409 `application/problem+json` response
+	ApplicationProblemJSON409 *Problem
+	// ApplicationProblemJSON413 the response for an HTTP 413 `application/problem+json` response
+	ApplicationProblemJSON413 *Problem
+	// ApplicationProblemJSON415 the response for an HTTP 415 `application/problem+json` response
+	ApplicationProblemJSON415 *Problem
+	// ApplicationProblemJSON421 the response for an HTTP 421 `application/problem+json` response
+	ApplicationProblemJSON421 *Problem
+	// ApplicationProblemJSON429 the response for an HTTP 429 `application/problem+json` response
+	ApplicationProblemJSON429 *Problem
+	// ApplicationProblemJSON500 the response for an HTTP 500 `application/problem+json` response
+	ApplicationProblemJSON500 *Problem
+	// ApplicationProblemJSON503 the response for an HTTP 503 `application/problem+json` response
+	ApplicationProblemJSON503 *Problem
+	// Headers202 the parsed response headers for an HTTP 202 response
+	Headers202 *CreateRequestResponse202Headers
+	// Headers401 the parsed response headers for an HTTP 401 response
+	Headers401 *CreateRequestResponse401Headers
+	// Headers403 the parsed response headers for an HTTP 403 response
+	Headers403 *CreateRequestResponse403Headers
+	// Headers409 the parsed response headers for an HTTP 409 response
+	Headers409 *CreateRequestResponse409Headers
+	// Headers429 the parsed response headers for an HTTP 429 response
+	Headers429 *CreateRequestResponse429Headers
+	// Headers503 the parsed response headers for an HTTP 503 response
+	Headers503 *CreateRequestResponse503Headers
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r CreateRequestResponse) GetJSON202() *RequestStatus {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON400() *Problem {
+	return r.ApplicationProblemJSON400
+}
+
+// GetApplicationProblemJSON401 returns the response for an HTTP 401 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON401() *Problem {
+	return r.ApplicationProblemJSON401
+}
+
+// GetApplicationProblemJSON403 returns the response for an HTTP 403 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON403() *Problem {
+	return r.ApplicationProblemJSON403
+}
+
+// GetApplicationProblemJSON408 returns the response for an HTTP 408 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON408() *Problem {
+	return r.ApplicationProblemJSON408
+}
+
+// GetApplicationProblemJSON409 returns the response for an HTTP 409 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON409() *Problem {
+	return r.ApplicationProblemJSON409
+}
+
+// GetApplicationProblemJSON413 returns the response for an HTTP 413 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON413() *Problem {
+	return r.ApplicationProblemJSON413
+}
+
+// GetApplicationProblemJSON415 returns the response for an HTTP 415 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON415() *Problem {
+	return r.ApplicationProblemJSON415
+}
+
+// GetApplicationProblemJSON421 returns the response for an HTTP 421 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON421() *Problem {
+	return r.ApplicationProblemJSON421
+}
+
+// GetApplicationProblemJSON429 returns the response for an HTTP 429 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON429() *Problem {
+	return r.ApplicationProblemJSON429
+}
+
+// GetApplicationProblemJSON500 returns the response for an HTTP 500 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON500() *Problem {
+	return r.ApplicationProblemJSON500
+}
+
+// GetApplicationProblemJSON503 returns the response for an HTTP 503 `application/problem+json` response
+func (r CreateRequestResponse) GetApplicationProblemJSON503() *Problem {
+	return r.ApplicationProblemJSON503
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateRequestResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateRequestResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateRequestResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateRequestResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -4582,7 +4947,7 @@ func (c *ClientWithResponses) ExtendLocksWithResponse(ctx context.Context, body 
 // while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 // place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 // refused it. The request counts once for each name in the rate of the key and in the
-// client's share of the masters' memory.
+// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -4606,7 +4971,7 @@ func (c *ClientWithResponses) AcquireLocksWithBodyWithResponse(ctx context.Conte
 // while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 // place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 // refused it. The request counts once for each name in the rate of the key and in the
-// client's share of the masters' memory.
+// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -4722,11 +5087,8 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
-// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+// `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+// that request, claims the lock.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -4763,11 +5125,8 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
-// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+// `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+// that request, claims the lock.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -4819,6 +5178,54 @@ func (c *ClientWithResponses) GetReadinessWithResponse(ctx context.Context, reqE
 	return ParseGetReadinessResponse(rsp)
 }
 
+// CreateRequestWithBodyWithResponse Create a deferred request
+//
+// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+//
+// Until the request ends, a repetition with the same key and names finds it, and is answered 202
+// too. After the end, a repetition is a new request. The request counts once for each name or slot
+// in the rate of the key and in the client's share of the masters' memory.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /requests (the `CreateRequest` operationId).
+func (c *ClientWithResponses) CreateRequestWithBodyWithResponse(ctx context.Context, params *CreateRequestParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateRequestResponse, error) {
+	rsp, err := c.CreateRequestWithBody(ctx, params, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateRequestResponse(rsp)
+}
+
+// CreateRequestWithResponse Create a deferred request
+//
+// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+//
+// Until the request ends, a repetition with the same key and names finds it, and is answered 202
+// too. After the end, a repetition is a new request. The request counts once for each name or slot
+// in the rate of the key and in the client's share of the masters' memory.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /requests (the `CreateRequest` operationId).
+func (c *ClientWithResponses) CreateRequestWithResponse(ctx context.Context, params *CreateRequestParams, body CreateRequestJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateRequestResponse, error) {
+	rsp, err := c.CreateRequest(ctx, params, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateRequestResponse(rsp)
+}
+
 // CancelRequestWithResponse Cancel a deferred request
 //
 // The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
@@ -4837,11 +5244,11 @@ func (c *ClientWithResponses) CancelRequestWithResponse(ctx context.Context, id 
 
 // GetRequestWithResponse Show a deferred request
 //
-// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-// requests, and forgets them when it restarts; repeating the `POST` is always safe.
+// Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+// gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+// any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+// With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+// and forgets them when it restarts; repeating the `POST` is always safe.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -5344,13 +5751,6 @@ func ParseAcquireLocksResponse(rsp *http.Response) (*AcquireLocksResponse, error
 		}
 		response.JSON201 = &dest
 
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
-		var dest RequestStatus
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON202 = &dest
-
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
@@ -5462,23 +5862,6 @@ func ParseAcquireLocksResponse(rsp *http.Response) (*AcquireLocksResponse, error
 			headers.PreferenceApplied = &value
 		}
 		response.Headers201 = &headers
-	case rsp.StatusCode == 202:
-		var headers AcquireLocksResponse202Headers
-		if values := rsp.Header.Values("Location"); len(values) > 0 {
-			var value string
-			if err := runtime.BindStyledParameterWithOptions("simple", "Location", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			}
-			headers.Location = &value
-		}
-		if values := rsp.Header.Values("Preference-Applied"); len(values) > 0 {
-			var value string
-			if err := runtime.BindStyledParameterWithOptions("simple", "Preference-Applied", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			}
-			headers.PreferenceApplied = &value
-		}
-		response.Headers202 = &headers
 	case rsp.StatusCode == 401:
 		var headers AcquireLocksResponse401Headers
 		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
@@ -5954,13 +6337,6 @@ func ParseAcquireLockResponse(rsp *http.Response) (*AcquireLockResponse, error) 
 		}
 		response.JSON201 = &dest
 
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
-		var dest RequestStatus
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON202 = &dest
-
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
@@ -6079,23 +6455,6 @@ func ParseAcquireLockResponse(rsp *http.Response) (*AcquireLockResponse, error) 
 			headers.PreferenceApplied = &value
 		}
 		response.Headers201 = &headers
-	case rsp.StatusCode == 202:
-		var headers AcquireLockResponse202Headers
-		if values := rsp.Header.Values("Location"); len(values) > 0 {
-			var value string
-			if err := runtime.BindStyledParameterWithOptions("simple", "Location", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			}
-			headers.Location = &value
-		}
-		if values := rsp.Header.Values("Preference-Applied"); len(values) > 0 {
-			var value string
-			if err := runtime.BindStyledParameterWithOptions("simple", "Preference-Applied", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			}
-			headers.PreferenceApplied = &value
-		}
-		response.Headers202 = &headers
 	case rsp.StatusCode == 401:
 		var headers AcquireLockResponse401Headers
 		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
@@ -6273,6 +6632,179 @@ func ParseGetReadinessResponse(rsp *http.Response) (*GetReadinessResponse, error
 		}
 		response.JSON503 = &dest
 
+	}
+
+	return response, nil
+}
+
+// ParseCreateRequestResponse parses an HTTP response from a CreateRequestWithResponse call
+func ParseCreateRequestResponse(rsp *http.Response) (*CreateRequestResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateRequestResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest RequestStatus
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON400 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 401:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON401 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 403:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON403 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 408:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON408 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 409:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON409 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 413:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON413 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 415:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON415 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 421:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON421 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 429:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON429 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 500:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON500 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 503:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON503 = &dest
+
+	}
+
+	switch {
+	case rsp.StatusCode == 202:
+		var headers CreateRequestResponse202Headers
+		if values := rsp.Header.Values("Location"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Location", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.Location = &value
+		}
+		if values := rsp.Header.Values("Preference-Applied"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Preference-Applied", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.PreferenceApplied = &value
+		}
+		response.Headers202 = &headers
+	case rsp.StatusCode == 401:
+		var headers CreateRequestResponse401Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers401 = &headers
+	case rsp.StatusCode == 403:
+		var headers CreateRequestResponse403Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers403 = &headers
+	case rsp.StatusCode == 409:
+		var headers CreateRequestResponse409Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers409 = &headers
+	case rsp.StatusCode == 429:
+		var headers CreateRequestResponse429Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers429 = &headers
+	case rsp.StatusCode == 503:
+		var headers CreateRequestResponse503Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers503 = &headers
 	}
 
 	return response, nil

@@ -1,5 +1,4 @@
-//! Requests that are answered before they are granted, as the gateway serves `Prefer:
-//! respond-async`.
+//! Requests that are answered before they are granted, as the gateway serves `POST /requests`.
 //!
 //! A process of the gateway waits for the lock with a short TTL, the accept window, and rings the
 //! client. It neither extends nor releases the grant, except that it undoes the grant if the client

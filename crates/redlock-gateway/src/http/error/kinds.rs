@@ -30,7 +30,7 @@ kinds! {
     INVALID_NAME: BAD_REQUEST, InvalidName, "Invalid lock name", "the name has ' ' at byte 3; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]";
     INVALID_TTL: BAD_REQUEST, InvalidTtl, "Invalid TTL", "ttl_ms is 5; allowed are whole milliseconds from 10 to 300000";
     INVALID_WAIT: BAD_REQUEST, InvalidWait, "Invalid waiting time", "wait_ms is 60000; allowed are whole milliseconds from 0 to 25000";
-    INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `priority`, `queue`, `slots`, `take`, `hold_at_least_ms`, `owner`, `metadata`, `callback_url` at line 1 column 6";
+    INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `priority`, `queue`, `slots`, `take`, `hold_at_least_ms`, `owner`, `metadata` at line 1 column 6";
     INVALID_PARAMETER: BAD_REQUEST, InvalidParameter, "Invalid header or query parameter", "Idempotency-Key has 5 bytes; allowed are 16 to 255 visible ASCII characters";
     INVALID_CALLBACK: BAD_REQUEST, InvalidCallback, "Invalid callback", "callback_url: its origin is not allowed; allowed are https://hooks.example.com";
     MISSING_TOKEN: BAD_REQUEST, MissingToken, "Missing lock token", "the Lock-Token header is missing; send the token from the answer to the POST";
@@ -39,7 +39,7 @@ kinds! {
     FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the API key \"ci\" may not do this: its entry in the keys file needs \"acquire\" in `verbs`, and a pattern in `names` that matches the name of the lock";
     NOT_FOUND: NOT_FOUND, NotFound, "No such path", "the paths of this service are listed under /docs and in /openapi.json";
     LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "this grant is not held: it was released, or it has expired";
-    REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this API key has no such request at this gateway: the request may have ended, may be at another gateway, or was lost in a restart; repeat the POST with the same Idempotency-Key";
+    REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this API key has no such request at this gateway: the request may have ended, may be at another gateway, or was lost in a restart; repeat POST /requests with the same Idempotency-Key";
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not have this method; the header Allow lists its methods";
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
     LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; this request is 3rd in line, and its place is kept for 10s";

@@ -169,7 +169,10 @@ fn described(error: &serde_json::Error) -> String {
     let error = match error.classify() {
         Category::Eof => format!("the body is not JSON: it ends too early{place}"),
         Category::Syntax | Category::Io => format!("the body is not JSON: {text}{place}"),
-        Category::Data => format!("{text}{place}"),
+        Category::Data => match elsewhere(text) {
+            Some(advice) => format!("{advice}{place}"),
+            None => format!("{text}{place}"),
+        },
     };
     if holds_secret(&error) {
         return "there is an API key or a lock token in the wrong place of the body".into();
@@ -177,6 +180,21 @@ fn described(error: &serde_json::Error) -> String {
     match error.char_indices().nth(LONGEST_ERROR) {
         Some((end, _)) => format!("{}…", &error[..end]),
         None => error,
+    }
+}
+
+/// Says where a known field belongs that this body may not have.
+fn elsewhere(error: &str) -> Option<&'static str> {
+    // Of all bodies, only that of a deferred request may have `callback_url`.
+    let is_deferred = error.contains("`callback_url`");
+    match error.strip_prefix("unknown field `")?.split_once('`')?.0 {
+        "callback_url" => Some(
+            "callback_url belongs to POST /requests, which waits for a lock without a connection",
+        ),
+        "ttl_ms" | "hold_at_least_ms" if is_deferred => {
+            Some("ttl_ms and hold_at_least_ms belong to the POST that claims the lock")
+        }
+        _ => None,
     }
 }
 

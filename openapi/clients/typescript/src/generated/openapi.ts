@@ -42,11 +42,8 @@ export interface paths {
          *     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
          *     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
          *
-         *     With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-         *     waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-         *     keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-         *     `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-         *     `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+         *     `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+         *     that request, claims the lock.
          *
          *     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
          *     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -122,7 +119,7 @@ export interface paths {
          *     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
          *     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
          *     refused it. The request counts once for each name in the rate of the key and in the
-         *     client's share of the masters' memory.
+         *     client's share of the masters' memory. `POST /requests` waits for a set without a connection.
          */
         post: operations["acquireLocks"];
         /**
@@ -145,6 +142,35 @@ export interface paths {
         patch: operations["extendLocks"];
         trace?: never;
     };
+    "/requests": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create a deferred request
+         * @description Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
+         *     waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+         *     keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
+         *     `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
+         *     `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
+         *     for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+         *
+         *     Until the request ends, a repetition with the same key and names finds it, and is answered 202
+         *     too. After the end, a repetition is a new request. The request counts once for each name or slot
+         *     in the rate of the key and in the client's share of the masters' memory.
+         */
+        post: operations["createRequest"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/requests/{id}": {
         parameters: {
             query?: never;
@@ -154,11 +180,11 @@ export interface paths {
         };
         /**
          * Show a deferred request
-         * @description Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-         *     place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-         *     `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-         *     minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-         *     requests, and forgets them when it restarts; repeating the `POST` is always safe.
+         * @description Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+         *     gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+         *     any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+         *     With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+         *     and forgets them when it restarts; repeating the `POST` is always safe.
          */
         get: operations["getRequest"];
         put?: never;
@@ -270,12 +296,6 @@ export interface components {
          */
         AcquireBody: {
             /**
-             * @description With `Prefer: respond-async`: the URL that the gateway calls when the lock is ready. Needs a key
-             *     with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
-             * @example https://hooks.example.com/locks
-             */
-            callback_url?: string;
-            /**
              * Format: int32
              * @description How long the lock is kept from its grant on, in milliseconds, although it is released
              *     earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
@@ -359,12 +379,6 @@ export interface components {
          */
         AcquireSetBody: {
             /**
-             * @description With `Prefer: respond-async`: the URL that the gateway calls when the locks are ready. Needs a
-             *     key with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
-             * @example https://hooks.example.com/locks
-             */
-            callback_url?: string;
-            /**
              * Format: int32
              * @description As for a single lock, for each of the locks.
              * @example 60000
@@ -400,6 +414,71 @@ export interface components {
              * @description How long to wait while one of the locks is held, in milliseconds, up to the configured
              *     maximum (25000 by default).
              * @example 10000
+             */
+            wait_ms?: number;
+        };
+        /**
+         * @description What to wait for without a connection. Every field but `names` may be omitted; unknown fields are
+         *     refused. The request that claims the lock has `ttl_ms` and `hold_at_least_ms`.
+         * @example {
+         *       "names": [
+         *         "reports/nightly"
+         *       ],
+         *       "wait_ms": 600000,
+         *       "callback_url": "https://hooks.example.com/locks"
+         *     }
+         */
+        DeferBody: {
+            /**
+             * @description The URL that the gateway calls when the lock is ready. Needs a key with the `callback`
+             *     permission, and an origin that the operator allows. At most 2048 bytes.
+             * @example https://hooks.example.com/locks
+             */
+            callback_url?: string;
+            /** @description As for a single lock. Stored beside each of the locks. */
+            metadata?: {
+                [key: string]: string;
+            };
+            /**
+             * @description From 1 to 32 names, each of them once. One name stands for the lock of `POST /locks/{name}`.
+             *     Several names stand for the set of `POST /locks`, in any order.
+             */
+            names: string[];
+            /**
+             * @description As for a single lock.
+             * @example nightly-report on host-7
+             */
+            owner?: string;
+            /**
+             * Format: int32
+             * @description How early the request is served while it waits: from 0 to 9, and 9 is served first. Without
+             *     it the priority is 5.
+             * @example 5
+             */
+            priority?: number;
+            /**
+             * @description As in `POST /locks/{name}`. Only with one name.
+             * @example all
+             * @enum {string}
+             */
+            queue?: "all" | "newest";
+            /**
+             * Format: int32
+             * @description As in `POST /locks/{name}`. Only with one name.
+             * @example 4
+             */
+            slots?: number;
+            /**
+             * Format: int32
+             * @description As in `POST /locks/{name}`. Only with one name.
+             * @example 1
+             */
+            take?: number;
+            /**
+             * Format: int32
+             * @description How long to wait while the lock is held, in milliseconds, up to one hour (3600000). Without
+             *     it the request waits one hour.
+             * @example 600000
              */
             wait_ms?: number;
         };
@@ -1099,7 +1178,7 @@ export interface components {
             results: components["schemas"]["ReleaseResult"][];
         };
         /**
-         * @description The state of a deferred request, which was answered 202.
+         * @description The state of a deferred request.
          * @example {
          *       "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86",
          *       "state": "waiting",
@@ -1388,7 +1467,7 @@ export interface operations {
             header?: {
                 /** @description 16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed. */
                 "Idempotency-Key"?: string;
-                /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async` with an Idempotency-Key: the answer is 202 once the request waits or is granted. The answer has Preference-Applied. */
+                /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied. */
                 Prefer?: string;
             };
             path: {
@@ -1426,20 +1505,7 @@ export interface operations {
                     "application/json": components["schemas"]["Lease"];
                 };
             };
-            /** @description With Prefer: respond-async: the request waits, or is ready to be claimed */
-            202: {
-                headers: {
-                    /** @description Path of the request */
-                    Location?: string;
-                    /** @description respond-async */
-                    "Preference-Applied"?: string;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["RequestStatus"];
-                };
-            };
-            /** @description invalid_name, invalid_callback, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter */
+            /** @description invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -1933,7 +1999,7 @@ export interface operations {
             header?: {
                 /** @description 16 to 255 visible characters. While the grant stands, a repeated request with the same key and the same names, in any order, gets it again. */
                 "Idempotency-Key"?: string;
-                /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`, as in `POST /locks/{name}`. The answer has Preference-Applied. */
+                /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied. */
                 Prefer?: string;
             };
             path?: never;
@@ -1962,20 +2028,7 @@ export interface operations {
                     "application/json": components["schemas"]["SetLease"];
                 };
             };
-            /** @description With Prefer: respond-async: the request waits, or is ready to be claimed */
-            202: {
-                headers: {
-                    /** @description Path of the request */
-                    Location?: string;
-                    /** @description respond-async */
-                    "Preference-Applied"?: string;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["RequestStatus"];
-                };
-            };
-            /** @description invalid_name, invalid_callback, invalid_ttl, invalid_wait, invalid_body, invalid_parameter */
+            /** @description invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -2313,6 +2366,148 @@ export interface operations {
                 };
             };
             /** @description audit_unavailable */
+            503: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createRequest: {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description 16 to 255 visible characters. The claim has the same key. */
+                "Idempotency-Key": string;
+                /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied. */
+                Prefer?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["DeferBody"];
+            };
+        };
+        responses: {
+            /** @description The request waits, or is ready to be claimed */
+            202: {
+                headers: {
+                    /** @description Path of the request */
+                    Location?: string;
+                    /** @description wait=SECONDS, when Prefer gave the waiting time */
+                    "Preference-Applied"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RequestStatus"];
+                };
+            };
+            /** @description invalid_name, invalid_callback, invalid_ttl (rounds to the nodes now take too long), invalid_wait, invalid_body, invalid_parameter */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description unauthenticated */
+            401: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description forbidden */
+            403: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description request_timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description lock_held: wait_ms is 0; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long */
+            409: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description body_too_large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description unsupported_media_type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description misdirected_request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description too_many_waiters (in all, for this lock, or of this client), rate_limited, quota_exceeded */
+            429: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description internal_error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold it, try again; draining, overloaded, audit_unavailable */
             503: {
                 headers: {
                     /** @description Seconds after which a retry makes sense */

@@ -6,6 +6,9 @@ from .acquire_body_metadata import AcquireBodyMetadata
 from .acquire_body_queue import AcquireBodyQueue
 from .acquire_set_body import AcquireSetBody
 from .acquire_set_body_metadata import AcquireSetBodyMetadata
+from .defer_body import DeferBody
+from .defer_body_metadata import DeferBodyMetadata
+from .defer_body_queue import DeferBodyQueue
 from .extend_body import ExtendBody
 from .extend_many_body import ExtendManyBody
 from .extend_many_results import ExtendManyResults
@@ -45,6 +48,9 @@ __all__ = (
     "AcquireBodyQueue",
     "AcquireSetBody",
     "AcquireSetBodyMetadata",
+    "DeferBody",
+    "DeferBodyMetadata",
+    "DeferBodyQueue",
     "ExtendBody",
     "ExtendManyBody",
     "ExtendManyResults",

@@ -24,10 +24,6 @@ class AcquireBody:
         {'ttl_ms': 30000, 'owner': 'nightly-report on host-7'}
 
     Attributes:
-        callback_url (str | Unset): With `Prefer: respond-async`: the URL that the gateway calls when the lock is ready.
-            Needs a key
-            with the `callback` permission, and an origin that the operator allows. At most 2048 bytes. Example:
-            https://hooks.example.com/locks.
         hold_at_least_ms (int | Unset): How long the lock is kept from its grant on, in milliseconds, although it is
             released
             earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
@@ -61,7 +57,6 @@ class AcquireBody:
             order. Example: 10000.
     """
 
-    callback_url: str | Unset = UNSET
     hold_at_least_ms: int | Unset = UNSET
     metadata: AcquireBodyMetadata | Unset = UNSET
     owner: str | Unset = UNSET
@@ -73,8 +68,6 @@ class AcquireBody:
     wait_ms: int | Unset = UNSET
 
     def to_dict(self) -> dict[str, Any]:
-        callback_url = self.callback_url
-
         hold_at_least_ms = self.hold_at_least_ms
 
         metadata: dict[str, Any] | Unset = UNSET
@@ -100,8 +93,6 @@ class AcquireBody:
         field_dict: dict[str, Any] = {}
 
         field_dict.update({})
-        if callback_url is not UNSET:
-            field_dict["callback_url"] = callback_url
         if hold_at_least_ms is not UNSET:
             field_dict["hold_at_least_ms"] = hold_at_least_ms
         if metadata is not UNSET:
@@ -128,8 +119,6 @@ class AcquireBody:
         from ..models.acquire_body_metadata import AcquireBodyMetadata
 
         d = dict(src_dict)
-        callback_url = d.pop("callback_url", UNSET)
-
         hold_at_least_ms = d.pop("hold_at_least_ms", UNSET)
 
         _metadata = d.pop("metadata", UNSET)
@@ -159,7 +148,6 @@ class AcquireBody:
         wait_ms = d.pop("wait_ms", UNSET)
 
         acquire_body = cls(
-            callback_url=callback_url,
             hold_at_least_ms=hold_at_least_ms,
             metadata=metadata,
             owner=owner,

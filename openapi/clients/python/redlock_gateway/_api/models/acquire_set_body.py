@@ -25,10 +25,6 @@ class AcquireSetBody:
 
         Attributes:
             names (list[str]): From 1 to 32 names, each of them once. The order decides nothing.
-            callback_url (str | Unset): With `Prefer: respond-async`: the URL that the gateway calls when the locks are
-                ready. Needs a
-                key with the `callback` permission, and an origin that the operator allows. At most 2048 bytes. Example:
-                https://hooks.example.com/locks.
             hold_at_least_ms (int | Unset): As for a single lock, for each of the locks. Example: 60000.
             metadata (AcquireSetBodyMetadata | Unset): As for a single lock. Stored beside each of the locks.
             owner (str | Unset): As for a single lock. Example: deploy 4711.
@@ -42,7 +38,6 @@ class AcquireSetBody:
     """
 
     names: list[str]
-    callback_url: str | Unset = UNSET
     hold_at_least_ms: int | Unset = UNSET
     metadata: AcquireSetBodyMetadata | Unset = UNSET
     owner: str | Unset = UNSET
@@ -52,8 +47,6 @@ class AcquireSetBody:
 
     def to_dict(self) -> dict[str, Any]:
         names = self.names
-
-        callback_url = self.callback_url
 
         hold_at_least_ms = self.hold_at_least_ms
 
@@ -76,8 +69,6 @@ class AcquireSetBody:
                 "names": names,
             }
         )
-        if callback_url is not UNSET:
-            field_dict["callback_url"] = callback_url
         if hold_at_least_ms is not UNSET:
             field_dict["hold_at_least_ms"] = hold_at_least_ms
         if metadata is not UNSET:
@@ -100,8 +91,6 @@ class AcquireSetBody:
         d = dict(src_dict)
         names = cast(list[str], d.pop("names"))
 
-        callback_url = d.pop("callback_url", UNSET)
-
         hold_at_least_ms = d.pop("hold_at_least_ms", UNSET)
 
         _metadata = d.pop("metadata", UNSET)
@@ -121,7 +110,6 @@ class AcquireSetBody:
 
         acquire_set_body = cls(
             names=names,
-            callback_url=callback_url,
             hold_at_least_ms=hold_at_least_ms,
             metadata=metadata,
             owner=owner,

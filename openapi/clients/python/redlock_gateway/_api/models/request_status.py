@@ -18,7 +18,7 @@ T = TypeVar("T", bound="RequestStatus")
 
 @_attrs_define
 class RequestStatus:
-    """The state of a deferred request, which was answered 202.
+    """The state of a deferred request.
 
     Example:
         {'id': '3f0c9a51b7e24d68a1c5e0b9d2f47a86', 'state': 'waiting', 'names': ['reports/nightly'], 'position': 3}

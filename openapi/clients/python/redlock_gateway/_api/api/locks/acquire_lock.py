@@ -10,7 +10,6 @@ from ...client import AuthenticatedClient, Client
 from ...models.acquire_body import AcquireBody
 from ...models.lease import Lease
 from ...models.problem import Problem
-from ...models.request_status import RequestStatus
 from ...types import UNSET, Response, Unset
 
 
@@ -46,16 +45,11 @@ def _get_kwargs(
 
 def _parse_response(
     *, client: AuthenticatedClient | Client, response: httpx.Response
-) -> Lease | Problem | RequestStatus | None:
+) -> Lease | Problem | None:
     if response.status_code == 201:
         response_201 = Lease.from_dict(response.json())
 
         return response_201
-
-    if response.status_code == 202:
-        response_202 = RequestStatus.from_dict(response.json())
-
-        return response_202
 
     if response.status_code == 400:
         response_400 = Problem.from_dict(response.json())
@@ -120,7 +114,7 @@ def _parse_response(
 
 def _build_response(
     *, client: AuthenticatedClient | Client, response: httpx.Response
-) -> Response[Lease | Problem | RequestStatus]:
+) -> Response[Lease | Problem]:
     return Response(
         status_code=HTTPStatus(response.status_code),
         content=response.content,
@@ -136,7 +130,7 @@ def sync_detailed(
     body: AcquireBody | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Response[Lease | Problem | RequestStatus]:
+) -> Response[Lease | Problem]:
     """Acquire a lock
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
@@ -155,11 +149,8 @@ def sync_detailed(
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
-    With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-    waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-    keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-    `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-    `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+    `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+    that request, claims the lock.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -180,7 +171,7 @@ def sync_detailed(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Response[Lease | Problem | RequestStatus]
+        Response[Lease | Problem]
     """
 
     kwargs = _get_kwargs(
@@ -204,7 +195,7 @@ def sync(
     body: AcquireBody | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Lease | Problem | RequestStatus | None:
+) -> Lease | Problem | None:
     """Acquire a lock
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
@@ -223,11 +214,8 @@ def sync(
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
-    With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-    waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-    keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-    `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-    `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+    `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+    that request, claims the lock.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -248,7 +236,7 @@ def sync(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Lease | Problem | RequestStatus
+        Lease | Problem
     """
 
     return sync_detailed(
@@ -267,7 +255,7 @@ async def asyncio_detailed(
     body: AcquireBody | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Response[Lease | Problem | RequestStatus]:
+) -> Response[Lease | Problem]:
     """Acquire a lock
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
@@ -286,11 +274,8 @@ async def asyncio_detailed(
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
-    With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-    waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-    keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-    `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-    `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+    `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+    that request, claims the lock.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -311,7 +296,7 @@ async def asyncio_detailed(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Response[Lease | Problem | RequestStatus]
+        Response[Lease | Problem]
     """
 
     kwargs = _get_kwargs(
@@ -333,7 +318,7 @@ async def asyncio(
     body: AcquireBody | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Lease | Problem | RequestStatus | None:
+) -> Lease | Problem | None:
     """Acquire a lock
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
@@ -352,11 +337,8 @@ async def asyncio(
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
-    With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
-    waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-    keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
-    `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
-    `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
+    `POST /requests` waits without a connection. Then this operation, with the `Idempotency-Key` of
+    that request, claims the lock.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -377,7 +359,7 @@ async def asyncio(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Lease | Problem | RequestStatus
+        Lease | Problem
     """
 
     return (

@@ -8,7 +8,6 @@ from ... import errors
 from ...client import AuthenticatedClient, Client
 from ...models.acquire_set_body import AcquireSetBody
 from ...models.problem import Problem
-from ...models.request_status import RequestStatus
 from ...models.set_lease import SetLease
 from ...types import UNSET, Response, Unset
 
@@ -41,16 +40,11 @@ def _get_kwargs(
 
 def _parse_response(
     *, client: AuthenticatedClient | Client, response: httpx.Response
-) -> Problem | RequestStatus | SetLease | None:
+) -> Problem | SetLease | None:
     if response.status_code == 201:
         response_201 = SetLease.from_dict(response.json())
 
         return response_201
-
-    if response.status_code == 202:
-        response_202 = RequestStatus.from_dict(response.json())
-
-        return response_202
 
     if response.status_code == 400:
         response_400 = Problem.from_dict(response.json())
@@ -115,7 +109,7 @@ def _parse_response(
 
 def _build_response(
     *, client: AuthenticatedClient | Client, response: httpx.Response
-) -> Response[Problem | RequestStatus | SetLease]:
+) -> Response[Problem | SetLease]:
     return Response(
         status_code=HTTPStatus(response.status_code),
         content=response.content,
@@ -130,7 +124,7 @@ def sync_detailed(
     body: AcquireSetBody,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Response[Problem | RequestStatus | SetLease]:
+) -> Response[Problem | SetLease]:
     """Acquire a set of locks
 
      Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
@@ -142,7 +136,7 @@ def sync_detailed(
     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
     refused it. The request counts once for each name in the rate of the key and in the
-    client's share of the masters' memory.
+    client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 
     Args:
         idempotency_key (str | Unset):
@@ -157,7 +151,7 @@ def sync_detailed(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Response[Problem | RequestStatus | SetLease]
+        Response[Problem | SetLease]
     """
 
     kwargs = _get_kwargs(
@@ -179,7 +173,7 @@ def sync(
     body: AcquireSetBody,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Problem | RequestStatus | SetLease | None:
+) -> Problem | SetLease | None:
     """Acquire a set of locks
 
      Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
@@ -191,7 +185,7 @@ def sync(
     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
     refused it. The request counts once for each name in the rate of the key and in the
-    client's share of the masters' memory.
+    client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 
     Args:
         idempotency_key (str | Unset):
@@ -206,7 +200,7 @@ def sync(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Problem | RequestStatus | SetLease
+        Problem | SetLease
     """
 
     return sync_detailed(
@@ -223,7 +217,7 @@ async def asyncio_detailed(
     body: AcquireSetBody,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Response[Problem | RequestStatus | SetLease]:
+) -> Response[Problem | SetLease]:
     """Acquire a set of locks
 
      Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
@@ -235,7 +229,7 @@ async def asyncio_detailed(
     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
     refused it. The request counts once for each name in the rate of the key and in the
-    client's share of the masters' memory.
+    client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 
     Args:
         idempotency_key (str | Unset):
@@ -250,7 +244,7 @@ async def asyncio_detailed(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Response[Problem | RequestStatus | SetLease]
+        Response[Problem | SetLease]
     """
 
     kwargs = _get_kwargs(
@@ -270,7 +264,7 @@ async def asyncio(
     body: AcquireSetBody,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Problem | RequestStatus | SetLease | None:
+) -> Problem | SetLease | None:
     """Acquire a set of locks
 
      Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
@@ -282,7 +276,7 @@ async def asyncio(
     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
     refused it. The request counts once for each name in the rate of the key and in the
-    client's share of the masters' memory.
+    client's share of the masters' memory. `POST /requests` waits for a set without a connection.
 
     Args:
         idempotency_key (str | Unset):
@@ -297,7 +291,7 @@ async def asyncio(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Problem | RequestStatus | SetLease
+        Problem | SetLease
     """
 
     return (

@@ -93,11 +93,11 @@ def sync_detailed(
 ) -> Response[Problem | RequestStatus]:
     """Show a deferred request
 
-     Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-    place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-    `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-    minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-    requests, and forgets them when it restarts; repeating the `POST` is always safe.
+     Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+    gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+    any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+    With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+    and forgets them when it restarts; repeating the `POST` is always safe.
 
     Args:
         id (str):
@@ -128,11 +128,11 @@ def sync(
 ) -> Problem | RequestStatus | None:
     """Show a deferred request
 
-     Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-    place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-    `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-    minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-    requests, and forgets them when it restarts; repeating the `POST` is always safe.
+     Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+    gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+    any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+    With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+    and forgets them when it restarts; repeating the `POST` is always safe.
 
     Args:
         id (str):
@@ -158,11 +158,11 @@ async def asyncio_detailed(
 ) -> Response[Problem | RequestStatus]:
     """Show a deferred request
 
-     Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-    place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-    `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-    minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-    requests, and forgets them when it restarts; repeating the `POST` is always safe.
+     Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+    gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+    any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+    With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+    and forgets them when it restarts; repeating the `POST` is always safe.
 
     Args:
         id (str):
@@ -191,11 +191,11 @@ async def asyncio(
 ) -> Problem | RequestStatus | None:
     """Show a deferred request
 
-     Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
-    place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-    `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
-    minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
-    requests, and forgets them when it restarts; repeating the `POST` is always safe.
+     Shows the state of a deferred request. While it is `waiting`, `position` is its place in this
+    gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
+    any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
+    With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
+    and forgets them when it restarts; repeating the `POST` is always safe.
 
     Args:
         id (str):
