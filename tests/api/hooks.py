@@ -87,6 +87,10 @@ def fit_request(case):
     # A request takes at most as many slots as the lock has.
     is_right = case.meta is not None and case.meta.generation.mode.is_positive
     fit_slots(body, is_right)
+    # A deferred request for several locks has no slots and no queue mode.
+    if is_right and isinstance(body.get("names"), list) and len(body["names"]) > 1:
+        for field in ("slots", "take", "queue"):
+            body.pop(field, None)
     # Callbacks go only to origins that the operator allows. The document cannot name them.
     if is_right:
         body.pop("callback_url", None)

@@ -171,3 +171,27 @@ func TestASetRefusesWhatOnlyASingleLockHas(t *testing.T) {
 		}
 	}
 }
+
+func TestTheGeneratedClientCreatesARequestAndClaimsItsSet(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	plain, key := s.plain(0), "go-request-number-1"
+	created, err := plain.CreateRequestWithResponse(background,
+		&api.CreateRequestParams{IdempotencyKey: key}, api.DeferBody{Names: names})
+	must(t, err)
+	request := created.JSON202
+	if request == nil || request.State != "ready" || !slices.Equal(request.Names, names) {
+		t.Fatal(created.Status(), string(created.Body))
+	}
+	claimed, err := plain.AcquireLocksWithResponse(background,
+		&api.AcquireLocksParams{IdempotencyKey: &key}, api.AcquireSetBody{Names: names})
+	must(t, err)
+	if claimed.JSON201 == nil {
+		t.Fatal(claimed.Status(), string(claimed.Body))
+	}
+	now, err := plain.GetRequestWithResponse(background, request.ID)
+	must(t, err)
+	if now.JSON200 == nil || now.JSON200.State != "claimed" {
+		t.Error(now.Status(), string(now.Body))
+	}
+}

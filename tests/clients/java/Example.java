@@ -1,13 +1,16 @@
+import java.util.Set;
 import java.util.concurrent.Callable;
 import redlock.ApiClient;
 import redlock.ApiException;
 import redlock.ApiResponse;
 import redlock.api.LocksApi;
 import redlock.model.AcquireBody;
+import redlock.model.DeferBody;
 import redlock.model.ExtendBody;
 import redlock.model.Lease;
 import redlock.model.LockStatus;
 import redlock.model.Problem;
+import redlock.model.RequestStatus;
 
 /** A session with a gateway, through the generated client. To run it: java Example URL. */
 public class Example {
@@ -55,6 +58,21 @@ public class Example {
     Problem gone = refused(404, () -> locks.releaseLockWithHttpInfo(NAME, lease.getToken(), null, null, null, null, null));
     expect(Problem.CodeEnum.LOCK_NOT_FOUND, gone.getCode());
     said("released again: " + gone.getCode());
+
+    String key = "java-request-number-1";
+    ApiResponse<RequestStatus> accepted =
+        locks.createRequestWithHttpInfo(key, new DeferBody().names(Set.of(NAME)), null);
+    RequestStatus request = accepted.getData();
+    expect(202, accepted.getStatusCode());
+    expect("/requests/" + request.getId(), accepted.getHeaders().get("location").get(0));
+    expect("ready", request.getState());
+    expect("ready", locks.getRequest(request.getId()).getState());
+    said("request " + request.getState() + " for " + request.getNames());
+
+    Lease claimed = locks.acquireLock(NAME, key, null, new AcquireBody().ttlMs(30_000));
+    expect("claimed", locks.getRequest(request.getId()).getState());
+    locks.releaseLock(NAME, claimed.getToken(), null, null, null, null, null);
+    said("claimed and released " + claimed.getName());
   }
 
   /** The problem in the answer to a call that the gateway refuses. */

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from proxy import Proxy
 from servers import PATIENCE, Servers
 
-from redlock_gateway import Client, Guard, LockHeldError, LockLostError, RefusedError
+from redlock_gateway import Client, Guard, LockHeldError, LockLostError, RefusedError, _api
+from redlock_gateway._api.api.locks import acquire_locks, create_request, get_request
+from redlock_gateway._api.models import AcquireSetBody, DeferBody, RequestStatus, SetLease
 
 # A busy machine may not run a process for seconds. A lock that is extended a third of this after its
 # grant outlasts more than three of them.
@@ -143,6 +145,24 @@ class Sets(unittest.TestCase):
         for names in ([], ["a", "a"], ["a", "ä"]):
             with self.subTest(names):
                 self.assertRaises(RefusedError, self.client.locks(*names).acquire)
+
+
+class Requests(unittest.TestCase):
+    def test_generated_code_creates_a_request_and_claims_its_set(self) -> None:
+        names, key = ["deferred/staging", "deferred/production"], "python-request-number-1"
+        with _api.Client(base_url=servers.urls[0]) as api:
+            body = DeferBody(names=names)
+            created = create_request.sync_detailed(client=api, body=body, idempotency_key=key)
+            self.assertEqual(202, created.status_code)
+            request = created.parsed
+            assert isinstance(request, RequestStatus)
+            self.assertEqual(("ready", names), (request.state, request.names))
+            claim = AcquireSetBody(names=names)
+            claimed = acquire_locks.sync(client=api, body=claim, idempotency_key=key)
+            assert isinstance(claimed, SetLease), claimed
+            now = get_request.sync(request.id, client=api)
+            assert isinstance(now, RequestStatus), now
+            self.assertEqual("claimed", now.state)
 
 
 if __name__ == "__main__":

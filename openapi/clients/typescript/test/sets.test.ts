@@ -3,7 +3,8 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
-import { Client, type Guard, LockHeldError, LockLostError, RefusedError, SetupError } from "redlock-gateway";
+import createClient from "openapi-fetch";
+import { Client, type Guard, LockHeldError, LockLostError, type paths, RefusedError, SetupError } from "redlock-gateway";
 
 import { proxied } from "./proxied.js";
 import { eventually, extended, PATIENCE, type Servers, start, TTL } from "./servers.js";
@@ -124,4 +125,16 @@ test("a set refuses what only a single lock has", inTime, async () => {
   for (const names of [[], ["a", "a"], ["a", ""]]) {
     await assert.rejects(client.locks(names), RefusedError);
   }
+});
+
+test("the generated types describe a request and the claim of its set", inTime, async () => {
+  const api = createClient<paths>({ baseUrl: servers.places.gateways[0] });
+  const names = pair("deferred");
+  const header = { "Idempotency-Key": "typescript-request-1" };
+  const created = await api.POST("/requests", { params: { header }, body: { names } });
+  assert.deepEqual([created.response.status, created.data?.state, created.data?.names], [202, "ready", names]);
+  const claimed = await api.POST("/locks", { params: { header }, body: { names } });
+  assert.deepEqual([claimed.response.status, claimed.data?.names], [201, names]);
+  const now = await api.GET("/requests/{id}", { params: { path: { id: created.data?.id ?? "" } } });
+  assert.equal(now.data?.state, "claimed");
 });

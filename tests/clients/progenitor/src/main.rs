@@ -84,5 +84,21 @@ async fn main() -> Result<(), Box<dyn StdError>> {
         refused(client.release_lock().name(NAME).lock_token(token).send().await).await?;
     assert_eq!((status, gone.code), (404, ProblemCode::LockNotFound));
     println!("progenitor: released again: {}", gone.code);
+
+    let key = "progenitor-request-1";
+    let names = vec![NAME.parse()?];
+    let create = client.create_request().idempotency_key(key);
+    let request = create.body_map(|body| body.names(names)).send().await?;
+    assert_eq!(request.status().as_u16(), 202);
+    assert_eq!(request.headers()["location"], format!("/requests/{}", request.id));
+    let state =
+        async || client.get_request().id(&request.id).send().await.map(|now| now.state.clone());
+    assert_eq!((&*request.state, &*state().await?), ("ready", "ready"));
+    println!("progenitor: request {} for {:?}", request.state, request.names);
+
+    let claimed = client.acquire_lock().name(NAME).idempotency_key(key).send().await?;
+    assert_eq!(state().await?, "claimed");
+    client.release_lock().name(NAME).lock_token(claimed.token.as_str()).send().await?;
+    println!("progenitor: claimed and released {}", claimed.name);
     Ok(())
 }
