@@ -555,6 +555,41 @@ async fn permissions_bound_who_may_ask_see_and_claim() {
     assert!(receiver.arrived().is_none(), "nothing is announced to a removed key");
 }
 
+/// A request for N names or slots counts as N requests.
+#[tokio::test]
+async fn each_name_of_a_request_is_charged_checked_and_recorded() {
+    let mut small = key("small", HOLDER, "a*,pool").await;
+    small.entry.push_str("rate = 1\nburst = 12\n");
+    let half = key("half", &format!("{HOLDER},callback"), "a,b").await;
+    let half_called = key("called", HOLDER, "a").await;
+    let log = Scratch::new("audit.log", "");
+    let keys = file(&[&small, &half, &half_called]);
+    let (receiver, secret) = (Receiver::start().await, secret_file());
+    let launch = with_keys(&keys).flag("--audit-log", log.path());
+    let gateway = with_callbacks(launch, &secret, &[&receiver]).start().await;
+    let ask = |who: &crate::http::keys::Key, body: Value| {
+        let call = who.call(&gateway, Method::POST, "/requests");
+        call.header("idempotency-key", key_of(1)).json(&body).send()
+    };
+    let names: Vec<_> = (0..20).map(|number| format!("a{number}")).collect();
+    for many in [json!({ "names": names }), json!({ "names": ["pool"], "slots": 20, "take": 20 })] {
+        let problem = ask(&small, many).await.problem(429, "rate_limited");
+        let detail = problem["detail"].as_str().expect("a text");
+        assert!(detail.contains("counts as 20 requests"), "{detail}");
+    }
+    ask(&half, json!({ "names": ["a", "c"] })).await.problem(403, "forbidden");
+    let called = json!({ "names": ["a"], "callback_url": receiver.url() });
+    ask(&half_called, called).await.problem(403, "forbidden");
+    path_of(&ask(&half, json!({ "names": ["a", "b"], "owner": "me" })).await);
+    eventually("the audit log has a line for each lock", async || {
+        let lines = audit_lines(&log).into_iter();
+        let accepted = lines.filter(|line| line["outcome"] == "accepted" && line["owner"] == "me");
+        let locks: Vec<_> = accepted.map(|line| line["lock"].clone()).collect();
+        (locks == [json!("a"), json!("b")]).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_claim_does_not_cut_the_callback_that_is_under_way() {
     let (mut receiver, secret) = (Receiver::start().await, secret_file());
