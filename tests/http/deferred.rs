@@ -761,6 +761,12 @@ async fn one_name_stands_for_the_lock_and_not_for_a_set() {
     assert_eq!((one.status, other.status), (201, 201), "{one:?} {other:?}");
     assert_eq!(Lease::from(&one).token, Lease::from(&other).token);
     is_state(&gateway, &path, "claimed").await;
+
+    let pool = json!({ "slots": 256, "owner": "one" });
+    let path = path_of(&deferred(&gateway, "pool", &key_of(2), pool).await);
+    is_state(&gateway, &path, "ready").await;
+    let shown = gateway.inspect("pool").await;
+    assert_eq!((&shown["slots"], &shown["owner"]), (&json!(256), &json!("one")), "{shown}");
 }
 
 #[tokio::test]
