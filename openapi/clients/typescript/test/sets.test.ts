@@ -4,7 +4,15 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
 import createClient from "openapi-fetch";
-import { Client, type Guard, LockHeldError, LockLostError, type paths, RefusedError, SetupError } from "redlock-gateway";
+import {
+  Client,
+  type Guard,
+  LockHeldError,
+  LockLostError,
+  type paths,
+  RefusedError,
+  SetupError,
+} from "redlock-gateway";
 
 import { proxied } from "./proxied.js";
 import { eventually, extended, PATIENCE, type Servers, start, TTL } from "./servers.js";
