@@ -107,6 +107,7 @@ fn endpoints() -> impl Iterator<Item = Endpoint> {
         (Method::GET, "/requests/00000000000000000000000000000000", "", 404, 404),
         (Method::DELETE, "/requests/00000000000000000000000000000000", "", 404, 404),
         (Method::GET, "/metrics", "metrics", 200, 403),
+        (Method::GET, "/console/history", "metrics", 200, 403),
         (Method::GET, "/docs/", "", 200, 200),
         (Method::GET, "/openapi.json", "", 200, 200),
         (Method::GET, "/openapi-3.0.json", "", 200, 200),
@@ -413,6 +414,7 @@ async fn only_the_named_paths_are_public() {
             ("/docs/", docs),
             ("/openapi.json", docs),
             ("/metrics", metrics),
+            ("/console/history", metrics),
             ("/livez", 200),
         ] {
             assert_eq!(gateway.get(path).await.status, status, "{path} with {public:?}");

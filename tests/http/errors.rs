@@ -505,6 +505,7 @@ async fn unknown_paths_and_methods_get_the_existing_ones() {
         ("DELETE", "/livez", "GET,HEAD"),
         ("POST", "/readyz", "GET,HEAD"),
         ("POST", "/metrics", "GET,HEAD"),
+        ("POST", "/console/history", "GET,HEAD"),
         ("POST", "/openapi.json", "GET,HEAD"),
     ] {
         let answer = call(method, path).send().await;

@@ -393,7 +393,7 @@ async fn the_operators_address_has_its_own_slots_and_no_locks() {
             .as_array()
             .is_some_and(|nodes| nodes.len() == 5)
     );
-    for path in ["/docs", "/openapi.json", "/"] {
+    for path in ["/docs", "/openapi.json", "/", "/console/history"] {
         call(path).send().await.problem(404, "not_found");
     }
     for path in ["/locks", "/locks/job"] {

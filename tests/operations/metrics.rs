@@ -5,15 +5,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::client::{Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
-use crate::support::waiters::{HOUR_MS, patient, patient_over};
+use crate::support::waiters::{HOUR_MS, long_waiting_acquire, patient, patient_over};
 
 fn counts<const N: usize>(expected: &[([&str; N], u64)]) -> BTreeMap<Vec<String>, u64> {
     expected
@@ -41,6 +42,41 @@ async fn known_calls(gateway: &Gateway) {
         .send()
         .await
         .problem(405, "method_not_allowed");
+}
+
+/// A column of the console's history.
+fn column(history: &Value, name: &str) -> Vec<u64> {
+    serde_json::from_value(history[name].clone()).expect("a column of numbers")
+}
+
+#[tokio::test]
+async fn the_history_has_each_count_once_since_the_start() {
+    let begun = Instant::now();
+    let gateway = patient(Launch::embedded()).start().await;
+    let read = async || gateway.get("/console/history").await.json();
+    known_calls(&gateway).await;
+    let lease = gateway.acquire("c").await;
+    let waiting = tokio::spawn(long_waiting_acquire(&gateway, "c").send());
+    eventually("a sample has the waiting request", async || {
+        column(&read().await, "waiting").contains(&1).then_some(())
+    })
+    .await;
+    assert_eq!(gateway.delete("c", &lease.token).await.status, 204);
+    assert_eq!(waiting.await.unwrap().status, 201);
+    let history = eventually("a sample has the handoff", async || {
+        let history = read().await;
+        column(&history, "handoffs").contains(&1).then_some(history)
+    })
+    .await;
+    let sum = |name| column(&history, name).iter().sum::<u64>();
+    assert_eq!(["grants", "refusals", "handoffs"].map(sum), [4, 1, 1]);
+    let (ages, lengths) = (column(&history, "age_ms"), column(&history, "length_ms"));
+    assert!(u128::from(ages[0] + lengths[0]) <= begun.elapsed().as_millis(), "{history}");
+    // Each sample ends where the next one begins. Each number is rounded down.
+    for at in 1..ages.len() {
+        let gap = ages[at - 1].abs_diff(ages[at] + lengths[at]);
+        assert!(gap <= 1, "{history}");
+    }
 }
 
 #[tokio::test]

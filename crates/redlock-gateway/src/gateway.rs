@@ -46,7 +46,7 @@ use crate::overload::large_messages::LargeMessages;
 use crate::overload::long_lived::LongLived;
 use crate::overload::memory_budget::MasterMemory;
 use crate::overload::wait_share::WaitShare;
-use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
+use crate::telemetry::{Now, Operation, OutcomeLabel, Sample, Telemetry};
 
 /// The longest wait of a request that is answered before it is granted. It is also the default.
 pub const MAX_DEFERRED_WAIT: Duration = Duration::from_secs(3_600);
@@ -885,6 +885,16 @@ impl Gateway {
             largest_quota_use: self.memory.largest_use(),
         };
         self.telemetry.render(statuses, &now)
+    }
+
+    /// Ends a sample of the history, to be called every few seconds.
+    pub fn sample(&self) {
+        self.telemetry.sample(self.locks.waiting().waiters);
+    }
+
+    /// The samples of the last five minutes, oldest first.
+    pub fn history(&self) -> Vec<Sample> {
+        self.telemetry.history()
     }
 
     /// Maintenance, to be called every few seconds.

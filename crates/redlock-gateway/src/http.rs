@@ -65,7 +65,7 @@ use crate::transport::disconnect::Peer;
 /// The operations, and the permission that each needs. The handler declares its method and path.
 /// The OpenAPI document takes them from there, and the path is also the route's label in metrics.
 fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 15] {
-    let metrics = if public.metrics { Needs::Nothing } else { Needs::Anywhere(Verb::Metrics) };
+    let metrics = needs_for_metrics(public);
     [
         (routes!(locks::acquire), Needs::OnLock(Verb::Acquire)),
         (routes!(locks::extend), Needs::OnLock(Verb::Extend)),
@@ -85,8 +85,13 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 15] {
     ]
 }
 
+/// What callers need to see metrics and their history.
+fn needs_for_metrics(public: Public) -> Needs {
+    if public.metrics { Needs::Nothing } else { Needs::Anywhere(Verb::Metrics) }
+}
+
 /// Paths outside the OpenAPI document, and their labels in metrics.
-const PAGES: [(&str, &str); 10] = [
+const PAGES: [(&str, &str); 11] = [
     ("/", "/"),
     ("/locks/", "/locks/"),
     ("/openapi.json", "/openapi.json"),
@@ -94,6 +99,7 @@ const PAGES: [(&str, &str); 10] = [
     ("/console", "/console"),
     ("/console/", "/console"),
     ("/console/{file}", "/console"),
+    ("/console/history", "/console/history"),
     ("/docs", "/docs"),
     ("/docs/", "/docs"),
     ("/docs/{*file}", "/docs"),
@@ -130,14 +136,18 @@ fn pages(public: Public) -> (Router, Needs) {
 }
 
 /// Serves the console. Its files need no key; the calls of the page do.
-fn console_pages() -> Router {
+fn console_pages(state: &Arc<AppState>) -> Router {
     let file = |kind: &'static str, text: &'static str| {
         get(move || std::future::ready(([(header::CONTENT_TYPE, kind)], text)))
     };
     // A relative path works behind a proxy that adds a prefix.
     let pages = Router::new()
         .route("/console", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "console/")])))
-        .route("/console/", file("text/html; charset=utf-8", console::INDEX));
+        .route("/console/", file("text/html; charset=utf-8", console::INDEX))
+        .route(
+            "/console/history",
+            get(console::history).with_state(Route::new(state, needs_for_metrics(state.public))),
+        );
     console::FILES.iter().chain(&console::SHARED).fold(
         pages,
         |pages, console::File { name, kind, text }| {
@@ -739,7 +749,7 @@ fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
     let router = router
         .route("/locks/", any(locks::no_name))
         .merge(browser::guarded(pages))
-        .merge(browser::guarded(console_pages()))
+        .merge(browser::guarded(console_pages(state)))
         .fallback(async || no_such_path())
         .method_not_allowed_fallback(async || METHOD_NOT_ALLOWED.as_usual());
     (router, labels)

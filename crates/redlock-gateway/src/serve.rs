@@ -15,7 +15,7 @@ use redlock_core::{Bootstrap, Env, Redlock, Settings, SettingsError};
 use socket2::{Domain, SockRef, Socket, Type};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::audit::{Audit, AuditError, AuditFile};
 use crate::auth::{Authenticator, Keys, KeysError, KeysMetrics};
@@ -29,7 +29,9 @@ use crate::overload::refusals::{self, Refusals, Summary};
 use crate::overload::{MasterMemory, WaitShare};
 use crate::reload::{Reload, Watched};
 use crate::remedy::{PublicUrl, section};
-use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry, Traces, TracesError};
+use crate::telemetry::{
+    ConnectionMetrics, HISTORY_PERIOD, Reloaded, Telemetry, Traces, TracesError,
+};
 use crate::transport::connection::{Encrypted, Plain};
 use crate::transport::connections::{self, ConnectionLimits, Connections};
 use crate::transport::server::Server;
@@ -246,6 +248,7 @@ pub async fn run(
     };
     tasks.spawn(watch_quorum(gateway.clone(), public_url.link(section::QUORUM_LOST)));
     tasks.spawn(upkeep(gateway.clone(), [clients, operators]));
+    tasks.spawn(sample(gateway.clone()));
     let following = gateway.clone();
     tasks.spawn(async move { following.follow_watched().await });
     tasks.spawn(sum_up_for_ever(app.clone(), refusals.clone()));
@@ -414,6 +417,16 @@ async fn upkeep(gateway: Arc<Gateway>, clients: [Arc<Clients>; 2]) {
         tick.tick().await;
         gateway.upkeep();
         clients.iter().for_each(|clients| clients.forget_idle());
+    }
+}
+
+async fn sample(gateway: Arc<Gateway>) {
+    let mut tick = tokio::time::interval_at(Instant::now() + HISTORY_PERIOD, HISTORY_PERIOD);
+    // After a pause of the process, one long sample follows, not many empty ones.
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        gateway.sample();
     }
 }
 

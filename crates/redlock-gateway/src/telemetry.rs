@@ -7,6 +7,7 @@
 mod connections;
 mod describe;
 mod groups;
+mod history;
 mod labels;
 mod logging;
 mod mentions;
@@ -16,7 +17,8 @@ use parking_lot::RwLock;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use http::HeaderMap;
 use metrics::{Counter, Gauge, Histogram, Label};
@@ -30,6 +32,8 @@ use redlock_core::{LockName, Waiting};
 
 pub use self::connections::{ConnectionMetrics, ConnectionRefused, Flood};
 use self::groups::{GroupSet, Groups};
+use self::history::{Counts, History};
+pub use self::history::{PERIOD as HISTORY_PERIOD, Sample};
 use self::labels::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::labels::{Operation, OutcomeLabel, WaitEnd};
 pub use self::logging::{FilterError, Log, check_filter, start_logging};
@@ -85,6 +89,7 @@ pub struct Telemetry {
     handles: Handles,
     groups: Groups,
     traces: Option<Traces>,
+    history: History,
     pub connections: ConnectionMetrics,
     /// Failures of the audit log.
     pub audit_failures: Counter,
@@ -154,6 +159,7 @@ impl Telemetry {
             handles,
             groups: Groups::default(),
             traces: None,
+            history: History::since(Instant::now()),
             connections,
             audit_failures,
             out_of_reach: Mentions::every(MENTION_INTERVAL),
@@ -275,6 +281,8 @@ impl Telemetry {
         self.handles.clock_lead.set(now.clock_lead.as_secs_f64());
         self.handles.ready.set(f64::from(u8::from(now.is_ready)));
         self.handles.log_lines_dropped.absolute(logging::dropped_lines());
+        self.handles.operations.iter().flatten().flatten().for_each(ReadableCounter::export);
+        self.handles.handed_over.iter().for_each(ReadableCounter::export);
         for (name, status) in statuses {
             let Some(node) = self.node(name) else { continue };
             for (state, gauge) in &node.states {
@@ -300,6 +308,16 @@ impl Telemetry {
         self.handle.run_upkeep();
     }
 
+    /// Ends a sample of the history.
+    pub fn sample(&self, waiting: usize) {
+        self.history.sample(Instant::now(), self.handles.counts(), waiting);
+    }
+
+    /// The samples of the last five minutes, oldest first.
+    pub fn history(&self) -> Vec<Sample> {
+        self.history.samples()
+    }
+
     fn node(&self, name: &str) -> Option<&NodeMetrics> {
         self.nodes.iter().find(|node| node.name == name)
     }
@@ -317,7 +335,7 @@ impl LockCounters<'_> {
         if let Some(counter) =
             &self.telemetry.handles.operations[operation as usize][outcome as usize]
         {
-            counter.increment(1);
+            counter.increment();
         }
         self.telemetry.groups.operation(self.groups, operation, outcome);
     }
@@ -402,7 +420,7 @@ impl Observer for Telemetry {
             HandoffRoute::Local => 0,
             HandoffRoute::Remote => 1,
         };
-        self.handles.handed_over[at].increment(1);
+        self.handles.handed_over[at].increment();
     }
 }
 
@@ -436,9 +454,36 @@ impl NodeMetrics {
     }
 }
 
+/// A counter that the gateway itself reads, too. A [`Counter`] can only be added to, so it gets its
+/// value at each scrape.
+struct ReadableCounter {
+    value: AtomicU64,
+    exported: Counter,
+}
+
+impl From<Counter> for ReadableCounter {
+    fn from(exported: Counter) -> Self {
+        Self { value: AtomicU64::new(0), exported }
+    }
+}
+
+impl ReadableCounter {
+    fn increment(&self) {
+        self.value.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn value(&self) -> u64 {
+        self.value.load(Ordering::Relaxed)
+    }
+
+    fn export(&self) {
+        self.exported.absolute(self.value());
+    }
+}
+
 struct Handles {
     acquire: [Option<Histogram>; OUTCOMES.len()],
-    operations: [[Option<Counter>; OUTCOMES.len()]; OPERATIONS.len()],
+    operations: [[Option<ReadableCounter>; OUTCOMES.len()]; OPERATIONS.len()],
     quorum_failures: [[Counter; Reason::ALL.len()]; OPERATIONS.len()],
     batch: Histogram,
     abandoned: Counter,
@@ -455,7 +500,7 @@ struct Handles {
     event_streams_limit: Gauge,
     deferred: Gauge,
     callbacks: [Counter; 2],
-    handed_over: [Counter; 2],
+    handed_over: [ReadableCounter; 2],
     in_flight: Gauge,
     in_flight_limit: Gauge,
     waiters_limit: Gauge,
@@ -484,7 +529,7 @@ impl Handles {
                 OUTCOMES.map(|(outcome, word)| {
                     let counter =
                         || metrics::counter!("redlock_operations_total", "operation" => name, "outcome" => word);
-                    possible.contains(&outcome).then(counter)
+                    possible.contains(&outcome).then(|| ReadableCounter::from(counter()))
                 })
             }),
             quorum_failures: OPERATIONS.map(|(_, name)| {
@@ -508,7 +553,8 @@ impl Handles {
             deferred: metrics::gauge!("redlock_deferred_requests"),
             callbacks: ["failed", "delivered"]
                 .map(|outcome| metrics::counter!("redlock_callbacks_total", "outcome" => outcome)),
-            handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),
+            handed_over: ["local", "remote"]
+                .map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind).into()),
             in_flight: metrics::gauge!("redlock_requests_in_flight"),
             in_flight_limit: metrics::gauge!("redlock_requests_in_flight_limit"),
             waiters_limit: metrics::gauge!("redlock_waiters_limit"),
@@ -519,6 +565,26 @@ impl Handles {
             // In the order of `Reloaded`.
             reload_failures: ["auth_keys", "tls", "callback_secrets"]
                 .map(|what| metrics::counter!("redlock_reload_failures_total", "what" => what)),
+        }
+    }
+
+    /// What the history counts, since the start of the gateway.
+    fn counts(&self) -> Counts {
+        let acquires = &self.operations[Operation::Acquire as usize];
+        let ended = |outcome: OutcomeLabel| {
+            acquires[outcome as usize].as_ref().map_or(0, ReadableCounter::value)
+        };
+        // A cancelled acquire is not a refusal: its client went away.
+        let refusals = [
+            OutcomeLabel::Held,
+            OutcomeLabel::NoQuorum,
+            OutcomeLabel::Unknown,
+            OutcomeLabel::Refused,
+        ];
+        Counts {
+            grants: ended(OutcomeLabel::Granted),
+            refusals: refusals.map(ended).iter().sum(),
+            handoffs: self.handed_over.iter().map(ReadableCounter::value).sum(),
         }
     }
 }

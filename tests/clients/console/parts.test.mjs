@@ -6,7 +6,7 @@ import { test } from "node:test";
 const console_ = "../../../crates/redlock-gateway/src/http/console";
 const { EventParser } = await import(`${console_}/sse.js`);
 const { Locks } = await import(`${console_}/locks.js`);
-const { Rates, counters } = await import(`${console_}/metrics.js`);
+const { covered } = await import(`${console_}/charts.js`);
 const { clock, duration, listed } = await import(`${console_}/format.js`);
 const { folderAbove, foldersBelow } = await import(`${console_}/folders.js`);
 const { freshness } = await import(`${console_}/status.js`);
@@ -113,23 +113,10 @@ test("a key without inspect sees that a lock is held", () => {
   assert.equal(locks.get("a").isHeld, false);
 });
 
-test("counters are summed up, and a restart is no negative rate", () => {
-  const sums = counters(`# HELP redlock_operations_total Lock operations by outcome.
-redlock_operations_total{operation="acquire",outcome="granted"} 10
-redlock_operations_total{operation="acquire",outcome="held"} 3
-redlock_operations_total{outcome="no_quorum",operation="acquire"} 2
-redlock_operations_total{operation="acquire",outcome="cancelled"} 7
-redlock_operations_total{operation="extend",outcome="extended"} 99
-redlock_handoffs_total{kind="local"} 4
-redlock_handoffs_total{kind="remote"} 1
-`);
-  assert.deepEqual(sums, { grants: 10, refusals: 5, handoffs: 5 });
-  const rates = new Rates(60_000);
-  [10, 16, 4].forEach((value, at) => rates.push(value, at * 2_000));
-  assert.deepEqual(
-    rates.points.map(({ rate }) => rate),
-    [3, 2],
-  );
+test("a shorter history is called by its length", () => {
+  const history = { age_ms: [63_000, 60_000], length_ms: [3_000, 3_000] };
+  assert.equal(plain(covered(history)), "1 min 06 s");
+  assert.equal(covered({ age_ms: [299_000], length_ms: [3_000] }), "5 minutes");
 });
 
 test("durations and lists read well", () => {

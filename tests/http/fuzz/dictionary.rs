@@ -92,6 +92,7 @@ pub(super) const TARGETS: &[&str] = &[
     "/livez",
     "/readyz",
     "/metrics",
+    "/console/history",
     "*",
     "http://another-host/locks/job",
 ];

@@ -1,5 +1,16 @@
-//! Serves the console, a page with held locks, waiters and masters. The files are embedded unchanged.
-//! They hold no secrets, so no key is needed. The page asks for a key if the gateway requires one.
+//! Serves the console, a page with held locks, waiters and masters, and the history for its charts.
+//! The files are embedded unchanged. They hold no secrets, so no key is needed. The page asks for a key
+//! if the gateway requires one.
+
+use std::time::Instant;
+
+use axum::response::Response;
+use http::StatusCode;
+use serde::Serialize;
+
+use super::access::Access;
+use super::error::ApiError;
+use super::render::json_response;
 
 /// The page.
 pub(super) const INDEX: &str = include_str!("console/index.html");
@@ -46,7 +57,6 @@ pub(super) const FILES: &[File] = files! {
     "locks.js": SCRIPT,
     "main.js": SCRIPT,
     "masters.js": SCRIPT,
-    "metrics.js": SCRIPT,
     "sse.js": SCRIPT,
     "status.js": SCRIPT,
     "stream.js": SCRIPT,
@@ -54,6 +64,34 @@ pub(super) const FILES: &[File] = files! {
     "theme.js": SCRIPT,
     "words.js": SCRIPT,
 };
+
+/// The history in columns, oldest sample first.
+#[derive(Default, Serialize)]
+struct History {
+    age_ms: Vec<u64>,
+    length_ms: Vec<u64>,
+    grants: Vec<u64>,
+    refusals: Vec<u64>,
+    handoffs: Vec<u64>,
+    waiting: Vec<usize>,
+}
+
+/// The samples of the last five minutes. A sample has an age, not a time, so the clock of the browser
+/// does not matter.
+pub(super) async fn history(access: Access) -> Result<Response, ApiError> {
+    let samples = access.gateway().history();
+    let now = Instant::now();
+    let mut history = History::default();
+    for sample in samples {
+        history.age_ms.push((now - sample.ended).as_millis() as u64);
+        history.length_ms.push(sample.length.as_millis() as u64);
+        history.grants.push(sample.counts.grants);
+        history.refusals.push(sample.counts.refusals);
+        history.handoffs.push(sample.counts.handoffs);
+        history.waiting.push(sample.waiting);
+    }
+    json_response(StatusCode::OK, &history)
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,7 @@
-// Small charts of the last five minutes: grants, refusals and handoffs of this gateway.
+// Small charts of the last five minutes of this gateway, from the history that the gateway keeps.
 
 import { el, setText, svg } from "./dom.js";
-import { rate } from "./format.js";
-import { Rates, counters } from "./metrics.js";
+import { duration, rate } from "./format.js";
 
 const MINUTES = 5;
 const KEPT_MS = MINUTES * 60_000;
@@ -10,7 +9,6 @@ const WIDTH = 300;
 const HEIGHT = 48;
 
 class Chart {
-  #rates = new Rates(KEPT_MS);
   #path = svg("path");
   #picture = svg(
     "svg",
@@ -20,63 +18,76 @@ class Chart {
   #now = el("span", { class: "rate" });
   #peak = el("span", { class: "minor" });
 
-  constructor(counter, title) {
-    this.counter = counter;
+  /** `unit`: "/s" for a column of counts, which is shown as a rate. */
+  constructor(column, title, unit) {
+    this.column = column;
     this.title = title;
+    this.unit = unit;
     this.element = el(
       "figure",
-      { class: `chart is-${counter}` },
+      { class: `chart is-${column}` },
       el("figcaption", {}, el("span", {}, title), this.#now, this.#peak),
       this.#picture,
     );
   }
 
-  push(value, at) {
-    this.#rates.push(value, at);
-    const { latest, largest } = this.#rates;
-    setText(this.#now, `${rate(latest)}/s`);
-    setText(this.#peak, `peak ${rate(largest)}/s`);
-    this.#picture.setAttribute(
-      "aria-label",
-      `${this.title}: ${rate(latest)} a second, ` +
-        `at most ${rate(largest)} in the last ${MINUTES} minutes`,
+  update(history, covered) {
+    const isRate = this.unit === "/s";
+    const heights = history[this.column].map((value, at) =>
+      isRate ? (value * 1000) / history.length_ms[at] : value,
     );
-    this.#path.setAttribute("d", outline(this.#rates.points, largest, at));
+    const latest = rate(heights.at(-1)) + this.unit;
+    const largest = Math.max(...heights);
+    const peak = rate(largest) + this.unit;
+    setText(this.#now, latest);
+    setText(this.#peak, `peak ${peak}`);
+    const label = `${this.title}: ${latest}, at most ${peak} in the last ${covered}`;
+    this.#picture.setAttribute("aria-label", label);
+    this.#path.setAttribute("d", outline(heights, largest, history));
   }
 }
 
-/** The outline of steps, one for each point, from the right edge to the left. */
-function outline(points, largest, now) {
-  const x = (at) => (WIDTH - ((now - at) / KEPT_MS) * WIDTH).toFixed(1);
-  const y = (value) => (HEIGHT - (value / Math.max(largest, 1)) * (HEIGHT - 2)).toFixed(1);
-  if (points.length < 2) {
-    return "";
-  }
-  const steps = points.slice(1).map((point) => `V${y(point.rate)}H${x(point.at)}`);
-  return `M${x(points[0].at)} ${HEIGHT}${steps.join("")}V${HEIGHT}Z`;
+/** The outline of steps, one for each sample, from the oldest at the left. The right edge is now. */
+function outline(heights, largest, { age_ms: ages, length_ms: lengths }) {
+  const x = (age) => Math.max(0, WIDTH - (age / KEPT_MS) * WIDTH).toFixed(1);
+  const y = (height) => (HEIGHT - (height / Math.max(largest, 1)) * (HEIGHT - 2)).toFixed(1);
+  const steps = heights.map((height, at) => `V${y(height)}H${x(ages[at])}`);
+  return `M${x(ages[0] + lengths[0])} ${HEIGHT}${steps.join("")}V${HEIGHT}Z`;
+}
+
+/** How much time the samples cover. A gateway that has started lately has less than five minutes. */
+export function covered({ age_ms: ages, length_ms: lengths }) {
+  const ms = ages[0] + lengths[0];
+  return ms < KEPT_MS ? duration(ms) : `${MINUTES} minutes`;
 }
 
 export class Charts {
   #charts = [
-    new Chart("grants", "Grants"),
-    new Chart("refusals", "Refusals"),
-    new Chart("handoffs", "Handoffs"),
+    new Chart("grants", "Grants", "/s"),
+    new Chart("refusals", "Refusals", "/s"),
+    new Chart("handoffs", "Handoffs", "/s"),
+    new Chart("waiting", "Waiting", ""),
   ];
   #note;
   #place;
+  #title;
 
-  constructor({ place, note }) {
+  constructor({ place, note, title }) {
     this.#place = place;
     this.#note = note;
+    this.#title = title;
     place.append(...this.#charts.map(({ element }) => element));
   }
 
-  /** Takes a scrape of the metrics. */
-  push(text, at = performance.now()) {
-    const sums = counters(text);
-    for (const chart of this.#charts) {
-      chart.push(sums[chart.counter], at);
+  /** Shows an answer of `/console/history`. */
+  update(history) {
+    if (history.age_ms.length === 0) {
+      this.say("The gateway has just started.");
+      return;
     }
+    const time = covered(history);
+    setText(this.#title, `This gateway, last ${time}`);
+    this.#charts.forEach((chart) => chart.update(history, time));
     this.say("");
   }
 

@@ -19,7 +19,8 @@ import { LocksTable } from "./table.js";
 import { bindTheme } from "./theme.js";
 
 const READYZ_MS = 2_000;
-const METRICS_MS = 3_000;
+/** As often as the gateway takes a sample. */
+const HISTORY_MS = 3_000;
 const SECOND_MS = 1_000;
 /** Typing in the search box opens a new stream after this pause. */
 const TYPING_MS = 300;
@@ -39,7 +40,11 @@ const masters = new Masters({
   note: byId("masters-note"),
 });
 const folders = new Folders(byId("folders"), (prefix) => addressOf({ prefix }));
-const charts = new Charts({ place: byId("charts"), note: byId("charts-note") });
+const charts = new Charts({
+  place: byId("charts"),
+  note: byId("charts-note"),
+  title: byId("charts-title"),
+});
 const force = new ForceDialog(locks, say);
 const details = new Details({
   locks,
@@ -54,7 +59,7 @@ const stream = new Stream({ onEvent, onState });
 let polls = new AbortController();
 /** Since when the stream is broken, if it is. */
 let brokenSince;
-let mayReadMetrics = true;
+let mayReadHistory = true;
 
 function open(name) {
   details.open(name);
@@ -182,17 +187,17 @@ async function pollReadiness() {
   }
 }
 
-async function pollMetrics() {
+async function pollHistory() {
   for (;;) {
-    let pause = METRICS_MS;
-    if (mayReadMetrics) {
+    let pause = HISTORY_MS;
+    if (mayReadHistory) {
       try {
-        const response = await request("../metrics", { accept: "text/plain" });
-        charts.push(await response.text());
+        const response = await request("./history");
+        charts.update(await response.json());
       } catch (error) {
-        mayReadMetrics = ![401, 403, 404].includes(error.status);
+        mayReadHistory = ![401, 403, 404].includes(error.status);
         pause = Math.max(pause, error.pauseMs || 0);
-        if (!mayReadMetrics) {
+        if (!mayReadHistory) {
           charts.say("A key with the metrics permission also sees grants, refusals and handoffs.");
         }
       }
@@ -253,7 +258,7 @@ function restart() {
   feed.clear();
   lines.reset();
   brokenSince = undefined;
-  mayReadMetrics = true;
+  mayReadHistory = true;
   stream.follow(followed);
   polls.abort();
   polls = new AbortController();
@@ -312,4 +317,4 @@ setText(byId("host"), location.host);
 bindControls();
 applySettings();
 pollReadiness();
-pollMetrics();
+pollHistory();
