@@ -6,6 +6,7 @@ import { test } from "node:test";
 const console_ = "../../../crates/redlock-gateway/src/http/console";
 const { EventParser } = await import(`${console_}/sse.js`);
 const { Locks } = await import(`${console_}/locks.js`);
+const { Feed } = await import(`${console_}/feed.js`);
 const { covered } = await import(`${console_}/charts.js`);
 const { clock, duration, listed } = await import(`${console_}/format.js`);
 const { folderAbove, foldersBelow } = await import(`${console_}/folders.js`);
@@ -117,6 +118,25 @@ test("a shorter history is called by its length", () => {
   const history = { age_ms: [63_000, 60_000], length_ms: [3_000, 3_000] };
   assert.equal(plain(covered(history)), "1 min 06 s");
   assert.equal(covered({ age_ms: [299_000], length_ms: [3_000] }), "5 minutes");
+});
+
+test("a story has the ends of one lock, however many events came since", () => {
+  const feed = new Feed({ list: { addEventListener() {} } });
+  const owned = (owner, token) => ({ name: "a", owner, fencing_token: token });
+  feed.apply("released", owned("ana", 1), true, NOW);
+  for (let token = 0; token < 100; token++) {
+    feed.apply("released", { ...owned("other", token), name: "b" }, false, NOW);
+  }
+  feed.apply("held", owned("bob", 2), true, NOW + 200);
+  feed.gap("Events are missing.");
+  feed.apply("forced", owned("bob", 2), false, NOW + 400);
+  const told = (most) => feed.story("a", most).map(({ type, sentence }) => `${type} ${sentence}`);
+  assert.deepEqual(told(9), [
+    "forced taken from bob",
+    "missed Events are missing.",
+    "handed ana → bob",
+  ]);
+  assert.deepEqual(told(1), ["forced taken from bob"]);
 });
 
 test("durations and lists read well", () => {

@@ -1,4 +1,4 @@
-// The drawer about one lock: its holders, its line, the answers of the masters, its last events.
+// The drawer about one lock: its holders, its line, the answers of the masters, its story.
 
 import { lockPath, request } from "./api.js";
 import { Bar } from "./bars.js";
@@ -10,7 +10,7 @@ import * as words from "./words.js";
 
 /** How often the drawer asks for the answers of the masters. */
 const ASK_MS = 5_000;
-const MOST_EVENTS = 12;
+const MOST_EARLIER = 20;
 
 /** One holder. */
 class HoldCard {
@@ -85,7 +85,7 @@ export class Details {
   /** Whether the key may release the lock by force. Not known before the first answer. */
   #mayForce;
   #timer;
-  #shownEvents = undefined;
+  #shownStory = undefined;
   #cards = new Map();
   #title = makeTitle("details");
   #lead = el("p", { class: "lead" });
@@ -96,8 +96,8 @@ export class Details {
   #lineNote = el("p", { class: "minor" });
   #answersTitle = el("h3", {}, "Answers of the masters");
   #answers = el("ul", { class: "answers" });
-  #eventsTitle = el("h3", {}, "Last events");
-  #events = el("ol", { class: "events" });
+  #storyTitle = el("h3", {}, "Earlier holders that this page has seen");
+  #story = el("ol", { class: "events" });
   #close = el("button", { type: "button", click: () => this.#dialog.close() }, "Close");
   #copies = el("p", { class: "copies" });
   #dialog;
@@ -120,7 +120,7 @@ export class Details {
         this.#holds,
         el("section", {}, this.#lineTitle, this.#line, this.#lineNote),
         el("section", {}, this.#answersTitle, this.#answers),
-        el("section", {}, this.#eventsTitle, this.#events),
+        el("section", {}, this.#storyTitle, this.#story),
       ),
     );
     this.#dialog.addEventListener("close", () => {
@@ -173,7 +173,7 @@ export class Details {
       [...this.#cards.values()].map(({ element }) => element),
     );
     this.#showLine(lock, now);
-    this.#showEvents();
+    this.#showStory();
   }
 
   /** Shows that time has passed. */
@@ -217,15 +217,15 @@ export class Details {
     );
   }
 
-  #showEvents() {
-    const entries = this.#feed.about(this.#name).slice(0, MOST_EVENTS);
+  #showStory() {
+    const entries = this.#feed.story(this.#name, MOST_EARLIER);
     const shown = entries.map(({ at, type }) => `${at} ${type}`).join();
-    if (shown === this.#shownEvents) {
+    if (shown === this.#shownStory) {
       return;
     }
-    this.#shownEvents = shown;
-    this.#eventsTitle.hidden = entries.length === 0;
-    this.#events.replaceChildren(...entries.map((entry) => entry.withoutName()));
+    this.#shownStory = shown;
+    this.#storyTitle.hidden = entries.length === 0;
+    this.#story.replaceChildren(...entries.map((entry) => entry.ofStory()));
   }
 
   #fail(text) {

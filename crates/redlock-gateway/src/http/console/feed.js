@@ -1,9 +1,13 @@
-// The feed of the last events. An end and the next grant become one entry: a lock handed over.
+// The feed of the last events, and the story of each lock: its earlier holders. An end and the next
+// grant become one entry: a lock handed over.
 
+import { gatewayNow } from "./api.js";
 import { arrange, el, setText } from "./dom.js";
-import { clock, counted, label } from "./format.js";
+import { clock, counted, duration, label } from "./format.js";
 
 const MOST_ENTRIES = 60;
+/** How many ends of holds are kept for the stories of all locks together. */
+const MOST_ENDS = 10_000;
 /** A grant this soon after a release was a handover, even if this gateway knew of no waiter. */
 const HANDOVER_MS = 300;
 /** A grant this soon after a release with waiters was a handover. */
@@ -28,6 +32,9 @@ class Entry {
     this.name = name;
     this.slot = slot ?? 1;
     this.who = data.owner === undefined && data.fencing_token === undefined ? "" : label(data);
+    /** How long the hold has lasted; NaN if the page may not know. */
+    this.heldMs = Math.max(0, gatewayNow() - Date.parse(data.acquired_at ?? ""));
+    this.beganAt = now - this.heldMs;
     this.text = undefined;
     this.element = undefined;
   }
@@ -59,9 +66,15 @@ class Entry {
     this.element.replaceChildren(...this.#head(), " ", name, ...this.#tail());
   }
 
-  /** Makes an item for a list about this one lock. */
-  withoutName() {
-    return el("li", {}, ...this.#head(), ...this.#tail());
+  /** Makes an item for the story of its lock. */
+  ofStory() {
+    if (Number.isNaN(this.heldMs)) {
+      return el("li", {}, ...this.#head(), ...this.#tail());
+    }
+    const minor = (text) => el("span", { class: "minor" }, text);
+    const held = this.heldMs < 1_000 ? "within 1 s" : `after ${duration(this.heldMs)}`;
+    const from = minor(`${clock(this.beganAt)} – `);
+    return el("li", {}, from, ...this.#head(), ...this.#tail(), " ", minor(held));
   }
 
   #head() {
@@ -81,6 +94,8 @@ export class Feed {
   #list;
   #announcer;
   #entries = [];
+  /** Ends of holds, and gaps. Oldest first. */
+  #past = [];
   #changed = new Set();
   /** The last end of each slot, by lock and slot. */
   #ends = new Map();
@@ -98,9 +113,10 @@ export class Feed {
     });
   }
 
-  /** The entries about a lock, newest first. */
-  about(name) {
-    return this.#entries.filter((entry) => entry.name === name);
+  /** How the last holds of a lock ended, and the gaps between; newest first. */
+  story(name, most) {
+    const isTold = (entry) => entry.name === name || entry.type === "missed";
+    return this.#past.filter(isTold).slice(-most).reverse();
   }
 
   /** Takes an event of the stream. `hasWaiters`: whether somebody waits for the lock. */
@@ -111,7 +127,7 @@ export class Feed {
         const end = this.#ends.get(slot);
         this.#ends.delete(slot);
         const isSoon = now - end?.at <= (end?.hasWaiters ? HANDOVER_WITH_WAITERS_MS : HANDOVER_MS);
-        if (isSoon && this.#entries.includes(end.entry)) {
+        if (isSoon) {
           this.#handOver(end.entry, new Entry(type, data, now));
         } else {
           this.#add(new Entry(type, data, now));
@@ -122,13 +138,17 @@ export class Feed {
         const entry = new Entry(type, data, now);
         this.#ends.set(slot, { at: now, entry, hasWaiters });
         this.#add(entry);
+        this.#remember(entry);
         break;
       }
       case "expired":
-      case "forced":
-        this.#add(new Entry(type, data, now));
+      case "forced": {
+        const entry = new Entry(type, data, now);
+        this.#add(entry);
+        this.#remember(entry);
         this.#toAnnounce.set(type, (this.#toAnnounce.get(type) ?? 0) + 1);
         break;
+      }
       case "extended":
         if (this.showsExtensions) {
           this.#add(new Entry(type, data, now));
@@ -146,10 +166,12 @@ export class Feed {
     const entry = new Entry("missed", {}, Date.now());
     entry.text = text;
     this.#add(entry);
+    this.#remember(entry);
   }
 
   clear() {
     this.#entries = [];
+    this.#past = [];
     this.#ends.clear();
     this.#toAnnounce.clear();
   }
@@ -191,7 +213,14 @@ export class Feed {
   #add(entry) {
     this.#entries.unshift(entry);
     if (this.#entries.length > MOST_ENTRIES) {
-      this.#entries.pop();
+      this.#entries.pop().element = undefined;
+    }
+  }
+
+  #remember(entry) {
+    this.#past.push(entry);
+    if (this.#past.length > MOST_ENDS) {
+      this.#past.shift();
     }
   }
 
@@ -201,5 +230,8 @@ export class Feed {
     entry.who = next.who;
     entry.at = next.at;
     this.#changed.add(entry);
+    if (!this.#entries.includes(entry)) {
+      this.#add(entry);
+    }
   }
 }
