@@ -75,6 +75,7 @@ await shown("a lock appears, is handed over in order, and is released", "order/"
   const handed = (from, to) => `[0-9:]+ – [0-9:]+ handed over ${from} → ${to} (after|within) \\d+`;
   const story = `${handed("second", "third")}.*${handed("first on host-1", "second")}`;
   await page.shows("#details", new RegExp(`Earlier holders that this page has seen.*${story}`));
+  await page.isAccessibleEverywhere("story");
   await page.page.keyboard.press("Escape");
   await client.release(await third);
   await page.feed(/released order\/a by third/);
