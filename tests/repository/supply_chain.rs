@@ -262,3 +262,24 @@ fn no_file_names_a_registry_host() {
         assert!(found.is_empty(), "{file} names {found:?}");
     }
 }
+
+#[test]
+fn everything_that_is_published_has_one_version() {
+    let version = env!("CARGO_PKG_VERSION");
+    let line = format!("version = \"{version}\"");
+    let manifest = text("Cargo.toml");
+    for needle in [
+        line.clone(),
+        format!("redlock-api = {{ path = \"crates/redlock-api\", {line} }}"),
+        format!("redlock-client = {{ path = \"crates/redlock-client\", {line} }}"),
+    ] {
+        assert!(manifest.lines().any(|found| found == needle), "Cargo.toml does not say {needle}");
+    }
+    let python = text("openapi/clients/python/pyproject.toml");
+    assert!(python.lines().any(|found| found == line), "the guard for Python");
+    for file in ["package.json", "package-lock.json"] {
+        let npm = text(&format!("openapi/clients/typescript/{file}"));
+        let npm: Value = serde_json::from_str(&npm).expect("JSON");
+        assert_eq!(npm["version"].as_str(), Some(version), "{file}");
+    }
+}

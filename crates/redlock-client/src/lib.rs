@@ -1,5 +1,6 @@
 //! A client of redlock-gateway: acquires a lock, extends it in the background, and reports its loss
-//! at once.
+//! at once. With the first release, `cargo add redlock-client` adds it. Until then, use a dependency
+//! on Git: `redlock-client = { git = "https://github.com/redlock-gateway/redlock-gateway" }`.
 //!
 //! ```no_run
 //! # async fn work(token: u64) {}
