@@ -364,7 +364,7 @@ async fn a_bad_request_for_a_set_says_what_is_allowed() {
         (json!({ "names": [] }), "invalid_body", "there is no name; allowed are 1 to 32 names"),
         (json!({ "names": many }), "invalid_body", "there are 40 names; allowed are 1 to 32"),
         (json!({ "names": ["a", "b", "a"] }), "invalid_body", "the name \"a\" is there twice"),
-        (json!({ "names": ["a", 5] }), "invalid_body", "names[1] is not a text"),
+        (json!({ "names": ["a", 5] }), "invalid_body", "names[1] is not a string"),
         (json!({ "names": ["a", "b c"] }), "invalid_name", "names[1]: the name has ' ' at byte 1"),
         (json!({ "names": ["a", held.token] }), "invalid_name", "a lock token"),
         (json!({ "names": ["a"], "slots": 2 }), "invalid_body", "unknown field `slots`"),

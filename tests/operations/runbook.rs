@@ -319,7 +319,7 @@ async fn by_default_a_change_of_nodes_stops_locks_for_305_s() {
     let shorter = asked(&urls[..3], "1m").await;
     prints(&shorter.stdout, &["max_ttl 5m → 1m", "give no votes for 5m 5s, so nobody"]);
     let longer = asked(&urls[..3], "10m").await;
-    prints(&longer.stdout, &["max_ttl 5m → 10m", "all nodes vote on, and no request fails"]);
+    prints(&longer.stdout, &["max_ttl 5m → 10m", "all nodes keep voting, and no request fails"]);
 }
 
 /// Checks that no master was in quarantine, except for the seconds in which a name may move.

@@ -266,20 +266,32 @@ fn no_file_names_a_registry_host() {
 #[test]
 fn everything_that_is_published_has_one_version() {
     let version = env!("CARGO_PKG_VERSION");
-    let line = format!("version = \"{version}\"");
-    let manifest = text("Cargo.toml");
-    for needle in [
-        line.clone(),
-        format!("redlock-api = {{ path = \"crates/redlock-api\", {line} }}"),
-        format!("redlock-client = {{ path = \"crates/redlock-client\", {line} }}"),
-    ] {
-        assert!(manifest.lines().any(|found| found == needle), "Cargo.toml does not say {needle}");
-    }
-    let python = text("openapi/clients/python/pyproject.toml");
-    assert!(python.lines().any(|found| found == line), "the guard for Python");
-    for file in ["package.json", "package-lock.json"] {
-        let npm = text(&format!("openapi/clients/typescript/{file}"));
-        let npm: Value = serde_json::from_str(&npm).expect("JSON");
-        assert_eq!(npm["version"].as_str(), Some(version), "{file}");
+    let api = "redlock-api = { path = \"crates/redlock-api\", version = \"#\" }";
+    let client = "redlock-client = { path = \"crates/redlock-client\", version = \"#\" }";
+    let places = [
+        ("Cargo.toml", "version = \"#\"\nedition"),
+        ("Cargo.toml", api),
+        ("Cargo.toml", client),
+        ("README.md", "redlock-gateway:#"),
+        ("crates/redlock-gateway/Dockerfile", "redlock-gateway:#"),
+        ("crates/redlock-gateway/Dockerfile", "redlock-master:#"),
+        ("docker-compose.yml", "redlock-gateway:#"),
+        ("docker-compose.yml", "redlock-master:#"),
+        ("k8s/Chart.yaml", "\nversion: #"),
+        ("k8s/Chart.yaml", "appVersion: #"),
+        ("k8s/base/kustomization.yaml", "newTag: #"),
+        ("k8s/make-secrets", "redlock-gateway:#"),
+        ("k8s/values.yaml", "redlock-gateway:#"),
+        ("k8s/values.yaml", "redlock-master:#"),
+        ("openapi/clients/go/client.go", "redlock-gateway-go/#"),
+        ("openapi/clients/python/pyproject.toml", "version = \"#\""),
+        ("openapi/clients/python/redlock_gateway/__init__.py", "__version__ = \"#\""),
+        ("openapi/clients/typescript/package.json", "\"version\": \"#\""),
+        ("openapi/clients/typescript/package-lock.json", "\"version\": \"#\""),
+        ("openapi/clients/typescript/check", "redlock-gateway-#.tgz"),
+    ];
+    for (file, place) in places {
+        let place = place.replace('#', version);
+        assert!(text(file).contains(&place), "{file} does not say {place:?}");
     }
 }

@@ -41,7 +41,7 @@ Exit codes (`run` exits as its command does, with 128 + N after signal N):
   69   no gateway decided
   70   internal error, no process could be started, or a watchdog was killed
   75   somebody else holds the lock, or a newer run with `--queue newest` waits
-       instead (`run`: see --conflict-exit-code); `watch --until`: not seen
+       instead (`run`: see --conflict-exit-code); `watch --until`: state not seen
   77   no API key, or a key without permission for this lock
   79   the lock was lost while the command ran
   126  the command cannot be run
@@ -70,8 +70,8 @@ What `run` cannot stop:
   Descendants of the command, if `redlock run` and both watchdogs are killed
   at once: only the command itself dies. If all three are stopped, nothing is
   killed.
-  Orphans, if a watchdog is killed and a shell with background jobs became
-  `redlock run` by exec.
+  Orphans, if a watchdog is killed and `redlock run` replaced a shell with
+  background jobs (exec).
 
 Terminals:
   In a pipeline, the terminal goes to the process that reads it. If the
@@ -91,7 +91,7 @@ Output:
   Then follow `held`, `extended`, `released`, `expired`, `released by force`,
   and how many wait at the gateway.
   With --json, each event is one object: `event`, `at`, and the fields that
-  the gateway sent. The event of a prefix's state has `locks`.
+  the gateway sent. For a prefix, the event with the state has `locks`.
   What happens at other gateways is shown about a second later.
 
 Lost connections:
@@ -162,7 +162,7 @@ pub(crate) struct Service {
     #[arg(long, global = true, value_name = "FILE", env = "REDLOCK_KEY_FILE")]
     key_file: Option<PathBuf>,
 
-    /// Certificates (PEM) to trust beside the system's: of authorities, or the gateway's own
+    /// PEM certificates to trust beside the system's: those of authorities, or the gateway's own
     #[arg(long, global = true, value_name = "FILE", env = "REDLOCK_CA")]
     ca: Option<PathBuf>,
 
@@ -170,8 +170,8 @@ pub(crate) struct Service {
     #[arg(long, global = true, value_name = "FILE", env = "REDLOCK_CERT")]
     cert: Option<PathBuf>,
 
-    /// The longest time for a request in all, with tries at all gateways and --wait. For `run`: the
-    /// longest time until it has the lock [default: 5s for each --url, beyond --wait]
+    /// The longest time for a whole request, tries at all gateways and --wait included. For `run`: the
+    /// longest time until it has the lock [default: 5s for each --url, plus --wait]
     #[arg(
         long,
         global = true,
@@ -361,8 +361,7 @@ pub(crate) struct Lock {
     #[arg(long, value_name = "0-9", value_parser = clap::value_parser!(u8).range(0..=9))]
     pub(crate) priority: Option<u8>,
 
-    /// Keep the lock from everybody for this time from its grant on, although it is released
-    /// earlier. So a job of several hosts runs once although their clocks differ. At most the longest TTL
+    /// Keep the lock closed for this time after its grant, even if it is released earlier. So a job of several hosts runs once although their clocks differ. At most the longest TTL
     /// of the gateway
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) at_least: Duration,
@@ -441,7 +440,7 @@ pub(crate) struct Run {
     pub(crate) lock: Lock,
 
     /// How long to wait while somebody else holds the lock: 0 tries once, `forever` waits without
-    /// end, also for a gateway [default: without end, if a gateway can be reached at once]
+    /// end, even while no gateway answers [default: without end, if a gateway can be reached at once]
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
 
@@ -469,9 +468,9 @@ pub(crate) struct Run {
     #[arg(long, value_enum, value_name = "SIGNAL", default_value = "TERM", ignore_case = true)]
     pub(crate) stop_signal: StopSignal,
 
-    /// Time between the stop signal and KILL when the lock is lost. KILL comes before the lock's
-    /// deadline, by a sixth of the TTL (250ms to 1s) plus 150ms. These three times together must be
-    /// less than half of the TTL [default: a sixth of the TTL, at most 5s]
+    /// Time between the stop signal and KILL when the lock is lost. KILL comes a sixth of
+    /// the TTL (250ms to 1s) plus 150ms before the lock's deadline. The grace and these two times
+    /// together must be less than half of the TTL [default: a sixth of the TTL, at most 5s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
 

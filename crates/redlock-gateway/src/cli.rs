@@ -54,7 +54,7 @@ pub enum Command {
     Check(Settings),
     /// Change the node set, max_ttl or clock_skew of an existing cluster
     ///
-    /// Raising max_ttl takes seconds: all nodes vote on. Do not stop the gateways first. Restart
+    /// Raising max_ttl takes seconds: all nodes keep voting. Do not stop the gateways first. Restart
     /// them afterwards, one by one, with the larger --max-ttl.
     ///
     /// For every other change, stop the old gateways first: if a leaving node loses its data, an

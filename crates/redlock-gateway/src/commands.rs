@@ -276,7 +276,7 @@ pub async fn reconfigure(
     if !really && change.is_raise() {
         say!(
             "nothing was changed; with --yes: the markers of these nodes permit a max_ttl of {max_ttl} within seconds; all \
-             nodes vote on, and no request fails"
+             nodes keep voting, and no request fails"
         );
         return Ok(());
     }

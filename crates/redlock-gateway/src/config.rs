@@ -89,7 +89,7 @@ pub struct Settings {
     /// Accept in-memory nodes when no --node is given, although no other gateway can see their
     /// locks
     ///
-    /// On a non-loopback address the gateway does not start without nodes and without this flag.
+    /// On a non-loopback address the gateway needs nodes or this flag to start.
     /// Otherwise a template that leaves out the nodes would start several gateways that each grant the
     /// same lock.
     #[arg(help_heading = headings::NODES)]
@@ -100,9 +100,9 @@ pub struct Settings {
     tls: TlsFlags,
     #[command(flatten)]
     pub limits: Limits,
-    /// How long a request waits for the other nodes once a majority has answered. For the answers of
-    /// a majority it waits for 800 ms, or for this long if that is longer. Each wait ends at the latest
-    /// after a tenth of the lock's TTL
+    /// How long a request waits for the other nodes once a majority has answered. For a majority it
+    /// waits up to 800 ms, or up to this time if this is longer. Each wait ends at the latest after a
+    /// tenth of the lock's TTL
     #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT", default_value = "50ms")]
     #[arg(value_parser = duration(SECOND / 1000..=SECOND * 10))]

@@ -170,7 +170,7 @@ pub enum ReconfigureError {
     )]
     Overtaken(String),
     /// The marker of this master was not raised in time. Those of other masters may have been.
-    #[error("{0}: {1}; its marker was not raised, and all masters vote on; run it again")]
+    #[error("{0}: {1}; its marker was not raised, and all masters keep voting; run it again")]
     NotRaised(String, String),
     /// This master's marker may not have been written. Markers of other masters may have been.
     #[error("{0}: {1}; run it again")]
@@ -394,7 +394,7 @@ impl Survey {
 }
 
 impl Change {
-    /// Whether the change only raises `max_ttl`. Then all masters vote on.
+    /// Whether the change only raises `max_ttl`. Then all masters keep voting.
     pub fn is_raise(&self) -> bool {
         self.is_raise
     }

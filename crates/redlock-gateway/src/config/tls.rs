@@ -25,8 +25,7 @@ pub(super) struct TlsFlags {
     /// Accept client certificates that one of the authorities in this PEM file issued; needs
     /// --tls-cert and --auth-keys
     ///
-    /// A client certificate acts as an API key: as the key in the file of --auth-keys whose
-    /// `certificate` equals the subject of the certificate.
+    /// A client certificate acts as the API key in --auth-keys whose `certificate` equals its subject.
     #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,
@@ -38,7 +37,7 @@ pub(super) struct TlsFlags {
     #[arg(long, env = "REDLOCK_HTTP2", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
     http2: bool,
-    /// PEM file with the authorities that must have issued the certificates of rediss:// nodes
+    /// PEM file with the authorities to trust for rediss:// nodes
     /// [default: those of the system]
     ///
     /// The gateway reads the files of --node-ca, --node-cert and --node-key for every connection to

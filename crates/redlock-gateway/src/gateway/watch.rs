@@ -40,6 +40,11 @@ const MAX_NAMES: usize = 1_000;
 /// Limit on the different prefixes that are watched.
 const MAX_PREFIXES: usize = 100;
 
+const STREAMS_OF_ALL: &str =
+    "streams and waiting requests of all clients together (a larger --max-connections allows more)";
+const STREAMS_OF_CLIENT: &str =
+    "streams of this client, as many as others leave (a larger --max-connections allows more)";
+
 /// Refusal of a stream, because a limit is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooManyStreams {
@@ -303,13 +308,13 @@ impl Watches {
                 }
                 let free = MAX_NAMES.saturating_sub(state.names.len());
                 if is_new && free == 0 {
-                    return Err(full(MAX_NAMES, "different locks, of all clients"));
+                    return Err(full(MAX_NAMES, "watched locks of all clients together"));
                 }
                 // One client may watch as many locks as are still free. Another watcher of a
                 // watched lock costs no reading.
                 let limit = if is_new { free } else { usize::MAX };
                 let of_client = client.watched_locks.take(name, limit);
-                share = Some(of_client.ok_or(full(free, "different locks, of this client"))?);
+                share = Some(of_client.ok_or(full(free, "watched locks of this client"))?);
                 let since = state.last_id;
                 let topic = state.names.entry(name.clone()).or_insert_with(|| Topic {
                     changes: broadcast::Sender::new(BUFFERED_OF_NAME),
@@ -334,11 +339,11 @@ impl Watches {
                 let is_new = !state.prefixes.contains_key(prefix);
                 let free = MAX_PREFIXES.saturating_sub(state.prefixes.len());
                 if is_new && free == 0 {
-                    return Err(full(MAX_PREFIXES, "different prefixes, of all clients"));
+                    return Err(full(MAX_PREFIXES, "watched prefixes of all clients together"));
                 }
                 let limit = if is_new { free } else { usize::MAX };
                 let of_client = client.watched_prefixes.take(prefix, limit);
-                let refused = full(free, "different prefixes, of this client");
+                let refused = full(free, "watched prefixes of this client");
                 prefix_share = Some(of_client.ok_or(refused)?);
                 state.prefixes.entry(prefix.clone()).or_default().watchers += 1;
                 (state.all.subscribe(), None)
@@ -369,10 +374,10 @@ impl Watches {
     /// Counts an event stream. One client may open as many as are still free.
     pub(super) fn begin_stream(&self, client: &Client) -> Result<StreamPermit, TooManyStreams> {
         let full = |max, what| TooManyStreams { max, what };
-        let all = full(self.long_lived.of_streams(), "of all clients, and waiting requests");
+        let all = full(self.long_lived.of_streams(), STREAMS_OF_ALL);
         let _long_lived = self.long_lived.begin_stream().ok_or(all)?;
         let free = self.long_lived.free() + 1;
-        let _of_client = client.watching.take(free).ok_or(full(free, "of this client"))?;
+        let _of_client = client.watching.take(free).ok_or(full(free, STREAMS_OF_CLIENT))?;
         let _of_all = self.streams.take(usize::MAX).ok_or(all)?;
         Ok(StreamPermit { _long_lived, _of_client, _of_all })
     }
@@ -709,7 +714,7 @@ mod tests {
         }
         assert_eq!(locks.len(), MAX_NAMES);
         assert_eq!(client.watched_locks.count(), MAX_NAMES / 2);
-        let what = "different locks, of all clients";
+        let what = "watched locks of all clients together";
         let refused = watch(client, Watched::Lock(name("b"))).map(drop);
         assert_eq!(refused, Err(TooManyStreams { max: MAX_NAMES, what }));
         // A lock that is watched already is not one more.
@@ -725,7 +730,7 @@ mod tests {
         }
         assert_eq!(client.watched_prefixes.count(), MAX_PREFIXES / 2);
         let refused = watch(client, Watched::Prefix("q".into())).map(drop);
-        let what = "different prefixes, of all clients";
+        let what = "watched prefixes of all clients together";
         assert_eq!(refused, Err(TooManyStreams { max: MAX_PREFIXES, what }));
         drop(prefixes);
         assert_eq!((watches.count(), client.watching.count()), (0, 0));

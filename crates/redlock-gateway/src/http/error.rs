@@ -173,8 +173,8 @@ impl ApiError {
     /// The other requests for many locks leave too little memory for this one.
     pub(super) fn no_memory_for_request(bytes: usize) -> Self {
         let detail = format!(
-            "the request and its answer take {bytes} bytes or more, which is more than --memory-budget leaves \
-             beside other PATCH /locks of this client and others: wait for those, or send fewer leases at once"
+            "the request and its answer take {bytes} bytes or more; other PATCH /locks, of this client and others, leave too \
+             little of --memory-budget: wait for those, or send fewer leases at once"
         );
         OVERLOADED.because(detail).retry_after(SOON)
     }
@@ -182,9 +182,8 @@ impl ApiError {
     /// The large answers that clients have not read yet leave too little memory for this one.
     pub(super) fn no_memory_for_answer(bytes: usize) -> Self {
         let detail = format!(
-            "the answer has {bytes} bytes, which is more than --memory-budget leaves beside the answers \
-             that this client and others have not read yet: read or close those, or ask for less \
-             (`limit`, `slots`)"
+            "the answer has {bytes} bytes; unread answers, of this client and others, leave too little of --memory-budget: \
+             read or close those, or ask for less (`limit`, `slots`)"
         );
         OVERLOADED.because(detail).retry_after(SOON)
     }
@@ -225,7 +224,7 @@ impl ApiError {
     /// know more about that holder.
     pub(super) fn not_forced(by: &HeldBy, names_holder: bool) -> Self {
         let why = if by.is_foreign {
-            "the masters have this lock from another client, and a forced release ends only locks of this service; delete \
+            "another client of the masters set this lock, and a forced release ends only locks of this service; delete \
              its key on the masters, or let it expire"
         } else {
             "the lock went to somebody else while its holder was looked up; the new holder keeps it, unless you try again"
@@ -385,7 +384,7 @@ impl ApiError {
                 let why = if disclosure.nodes { format!(" ({why})") } else { String::new() };
                 let detail = format!(
                     "too few masters may vote, because some may have lost locks and are in quarantine{why}; a majority votes again \
-                     within {}; this request got no lock, and what it set on some masters is being removed",
+                     within {}; this request got no lock, and any partial lock on the masters is being removed",
                     show(Duration::from_secs(left.as_secs() + 1))
                 );
                 NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes, disclosure)
@@ -402,7 +401,7 @@ impl ApiError {
                 let taken = ByteSize::b(taken);
                 let limit = ByteSize::b(limit);
                 let detail = format!(
-                    "the masters' memory is short: the locks of this client take about {taken}, and may take {limit}, twice \
+                    "the masters' memory is short: the locks of this client take about {taken}, and {limit} are allowed, twice \
                      the free memory; release locks, or try again when some have ended; the operator can raise the limit \
                      with more memory for the masters (maxmemory, or --master-memory for masters without it)"
                 );
@@ -414,7 +413,7 @@ impl ApiError {
             Refusal::ClientGone => ABANDONED.as_usual(),
             Refusal::Overloaded => {
                 let detail = "too many requests are in flight: all clients together have reached --max-in-flight, or this \
-                              client the limit for one client; wait for retry_after_ms";
+                              client has reached its own limit; wait for retry_after_ms";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
@@ -425,8 +424,7 @@ impl ApiError {
             }
             Refusal::TooManyStreams(TooManyStreams { max, what }) => {
                 let detail = format!(
-                    "too many event streams: {max} are allowed here now, counting {what}; a larger --max-connections allows \
-                     more streams"
+                    "too many event streams: this gateway now allows {max} {what}"
                 );
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
@@ -489,7 +487,7 @@ impl ApiError {
                     }
                     WaitLimit::Connections => {
                         format!(
-                            "{max} requests and event streams keep their connections here, as many as are allowed (seven \
+                            "{max} requests and event streams occupy connections here, as many as are allowed (seven \
                              eighths of --max-connections, or --max-waiters if that is more)"
                         )
                     }
@@ -520,8 +518,8 @@ impl ApiError {
 
 fn describe(by: &HeldBy) -> String {
     if by.is_part_of_own_set {
-        return "an earlier request with this Idempotency-Key still holds a part of what it was granted; release the \
-                rest by a DELETE with this key, or use another key"
+        return "an earlier request with this Idempotency-Key still holds a part of what it was granted; release \
+                that part by a DELETE with this key, or use another key"
             .into();
     }
     let holds = match by.expires_in {
@@ -566,7 +564,7 @@ fn describe_slots(by: &HeldBy) -> String {
 
 fn describe_holder(by: &HeldBy) -> String {
     if !by.is_known() {
-        return "no holder is known: other requests asked for it at the same time".into();
+        return "no holder is known: other requests asked for the lock at the same time".into();
     }
     let who = match label_of(&by.info) {
         Some(label) => format!("{label:?}"),
@@ -598,7 +596,7 @@ impl ErrorReport {
     pub(super) fn name_client(&mut self, client: impl FnOnce() -> Option<String>) {
         if let Some(client) = self.is_of_a_share().then(client).flatten() {
             let detail = &mut self.problem.detail;
-            *detail = format!("{detail}; this client counts as {client}");
+            *detail = format!("{detail}; limits count this client as {client}");
         }
     }
 

@@ -153,12 +153,12 @@ fn requested(leases: Vec<LeaseRef>) -> Result<Vec<RequestedLease>, ApiError> {
 
 fn checked(name: &str, token: &str) -> Result<(LockName, LockToken), ApiError> {
     if holds_secret(name) {
-        let detail = "name contains an API key or a lock token; send the lock's name";
+        let detail = "`name` contains an API key or a lock token; send the lock's name";
         return Err(INVALID_NAME.because(detail));
     }
     let token = token_in(token).ok_or_else(|| {
         INVALID_TOKEN.because(
-            "token is not a token of this service; send the token from the answer to the POST",
+            "`token` is not a token of this service; send the token from the answer to the POST",
         )
     })?;
     Ok((lock_name(name)?, token))

@@ -165,14 +165,14 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
             }
             if slots.is_some() || take.is_some() {
                 return refused(
-                    "slots and take belong to an Idempotency-Key; force=true takes slot=N",
+                    "slots and take go with an Idempotency-Key; with force=true, send slot=N",
                 );
             }
             // A malformed key is refused here too, although it is not used.
             return idempotency_key(&parts.headers).map(|_| Self::Force(slot.unwrap_or(1)));
         }
         if slot.is_some() {
-            return refused("slot=N belongs to force=true");
+            return refused("send slot=N only with force=true");
         }
         match token_or_key(&parts.headers)? {
             // The token knows its slots.
@@ -180,7 +180,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
             TokenOrKey::IdempotencyKey(key) => {
                 let slots = match (slots, take) {
                     (None, None) => None,
-                    (None, Some(_)) => return refused("take belongs to slots=K"),
+                    (None, Some(_)) => return refused("send take only with slots=K"),
                     (Some(slots), take) => {
                         let slots = Slots::new(slots.into(), take.unwrap_or(1).into());
                         Some(slots.map_err(|error| INVALID_PARAMETER.because(error.to_string()))?)
@@ -215,8 +215,8 @@ fn release_query(uri: &Uri) -> Result<ReleaseQuery, ApiError> {
             "take" => Some(&mut query.take),
             _ => {
                 return Err(INVALID_PARAMETER.because(
-                    "the query parameters here are force=true and slot=N, for a key with the force permission, and \
-                     slots=K and take=W beside an Idempotency-Key",
+                    "the query parameters here are: force=true and slot=N, with the force permission; slots=K and take=W, with an \
+                     Idempotency-Key",
                 ));
             }
         };

@@ -139,7 +139,9 @@ pub(super) fn named(value: &Value) -> Result<LockSet, ApiError> {
         Value::String(name) => {
             checked(name).map_err(|error| error.about(&format!("names[{index}]")))
         }
-        _ => Err(INVALID_BODY.because(format!("names[{index}] is not a text, {FORM}"))),
+        _ => {
+            Err(INVALID_BODY.because(format!("names[{index}] is not a string; send a list {FORM}")))
+        }
     };
     let bad = |error| INVALID_BODY.because(format!("names: {error}, {FORM}"));
     if names.len() > LockSet::MAX_LEN {

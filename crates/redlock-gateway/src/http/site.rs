@@ -59,13 +59,15 @@ impl Hosts {
         }
         if let Some(authority) = target {
             if authority.as_str().contains('@') {
-                return Err(INVALID_PARAMETER.because("the target has a user before its host"));
+                return Err(
+                    INVALID_PARAMETER.because("the request target has a user name before the host")
+                );
             }
             self.check_host(authority.host())?;
         }
         match host.map(|value| value.to_str().ok().and_then(host_of)) {
             None => Ok(()),
-            Some(None) => Err(INVALID_PARAMETER.because("Host is no host[:port]")),
+            Some(None) => Err(INVALID_PARAMETER.because("Host is not of the form host[:port]")),
             Some(Some(host)) => self.check_host(host),
         }
     }
