@@ -613,13 +613,40 @@ async fn a_claim_does_not_cut_the_callback_that_is_under_way() {
 }
 
 #[tokio::test]
+async fn a_lock_at_work_is_not_announced_as_ready() {
+    let gateway = Launch::embedded().start().await;
+    let claim = post(&gateway, "a", &key_of(1), json!({ "ttl_ms": 60_000 })).send().await;
+    let answer = deferred(&gateway, "a", &key_of(1), json!({})).await;
+    assert_eq!(answer.json()["state"], "claimed", "{answer:?}");
+    let token = claim.json()["token"].as_str().expect("a token").to_owned();
+    let kept = gateway.call(Method::PATCH, "/locks/a").header("lock-token", token).send().await;
+    assert_eq!(kept.status, 200, "the lock stays");
+}
+
+#[tokio::test]
+async fn a_repetition_does_not_confirm_a_wait_that_it_does_not_change() {
+    let gateway = Launch::embedded().start().await;
+    let lease = gateway.acquire("a").await;
+    let ask = |seconds: u32| {
+        let call = request(&gateway, &key_of(1), &for_lock("a", json!({})));
+        call.header("prefer", format!("wait={seconds}")).send()
+    };
+    assert_eq!(ask(60).await.header("preference-applied"), "wait=60");
+    let again = ask(600).await;
+    assert!(again.status == 202 && again.headers.get("preference-applied").is_none(), "{again:?}");
+    freed(&gateway, "a", &lease).await;
+}
+
+#[tokio::test]
 async fn deferred_requests_of_one_client_are_limited() {
     let gateway = Launch::embedded().flag("--max-waiters-per-client", "2").start().await;
     let lease = gateway.acquire("a").await;
     let first = path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await);
     path_of(&deferred(&gateway, "a", &key_of(2), json!({})).await);
     let third = deferred(&gateway, "a", &key_of(3), json!({})).await;
-    third.problem(429, "too_many_waiters");
+    let problem = third.problem(429, "too_many_waiters");
+    let detail = problem["detail"].as_str().expect("a text");
+    assert!(detail.contains("2 deferred requests that have not ended"), "{detail}");
     // A repetition is the same request, also at the limit.
     assert_eq!(path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await), first);
     assert_eq!(gateway.call(Method::DELETE, first.as_str()).send().await.status, 204);

@@ -268,10 +268,10 @@ async fn a_set_counts_once_for_each_name_in_the_rate() {
     // machine.
     let passed = begun.elapsed().as_millis() as u64;
     assert!((27_000u64.saturating_sub(passed)..=29_100).contains(&pause), "{problem:#}");
-    let problem = ask(&small, 20).await.problem(429, "rate_limited");
+    let problem = ask(&small, 13).await.problem(429, "rate_limited");
     let detail = problem["detail"].as_str().unwrap();
     assert!(
-        detail.contains("counts as 20 requests") && detail.contains("`burst` of 12"),
+        detail.contains("counts as 13 requests") && detail.contains("`burst` of 12"),
         "{detail}"
     );
 }

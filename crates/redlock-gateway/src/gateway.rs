@@ -32,6 +32,7 @@ use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, o
 use self::requests::DeferredRequests;
 pub use self::requests::{
     CallbackOutcome, DeferredEnd, DeferredRequest, DeferredStage, GrantNotifier, RequestId,
+    TooManyDeferred,
 };
 pub use self::tokens::{PresentedToken, ResolvedToken, Target};
 use self::watch::seen::Seen;
@@ -135,6 +136,7 @@ pub enum Refusal {
     Overloaded,
     Quota(Exceeded),
     TooManyListings(TooManyListings),
+    TooManyDeferred(TooManyDeferred),
     TooManyStreams(TooManyStreams),
     /// The cursor was not given to this principal in a listing of this prefix.
     InvalidCursor,
@@ -462,7 +464,8 @@ impl Gateway {
         if let (Ok(_), Some(owner)) = (&result, claimed) {
             self.deferred.claimed(&owner);
         }
-        // Somebody took the lock by force, so a repetition of the deferred request waits again.
+        // The lock, or a part of it, was released by force. A repetition of the deferred request waits
+        // again.
         if let (Err(LockError::Held(_)), Some(ready)) = (&result, ready) {
             ready.end(DeferredEnd::Expired);
         }

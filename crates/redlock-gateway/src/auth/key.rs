@@ -115,8 +115,11 @@ impl RateLimit {
             .map_err(|early| early.wait_time_from(DefaultClock::default().now()))
     }
 
-    /// Takes this many requests off the rate, or none.
+    /// Takes this many requests off the rate, or none. One more was taken before.
     pub(super) fn check_many(&self, requests: NonZeroU32) -> Result<(), RateExceeded> {
+        if requests >= self.burst {
+            return Err(RateExceeded::BeyondBurst(self.burst.get()));
+        }
         match self.limiter.load().check_n(requests) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(early)) => {

@@ -41,7 +41,7 @@ impl Gateway {
     }
 
     /// Begins a request that is answered before it is granted, or finds the one with the same key.
-    /// Returns when it waits or is ready.
+    /// Returns when it waits or is ready, and says whether it is a new one.
     ///
     /// # Errors
     /// The first attempt failed, or too many such requests have not ended.
@@ -51,7 +51,7 @@ impl Gateway {
         in_flight: InFlight,
         callback: Option<CallbackUrl>,
         notifier: impl GrantNotifier<Refusal> + 'static,
-    ) -> Result<Arc<DeferredRequest<Refusal>>, Refusal> {
+    ) -> Result<(Arc<DeferredRequest<Refusal>>, bool), Refusal> {
         let owner = self.owner_of(&request);
         if let Some(known) = self.deferred.find(&RequestId::of(&owner))
             && let DeferredStage::Ended(DeferredEnd::Refused(refusal)) = known.stage()
@@ -63,7 +63,10 @@ impl Gateway {
         let principal = request.principal.clone();
         let limits = (self.wait_share.waiters, self.wait_share.deferred);
         let who = (principal, &request.client);
-        let (deferred, is_new) = self.deferred.add(owner, request.target.clone(), who, limits)?;
+        let (deferred, is_new) = self
+            .deferred
+            .add(owner, request.target.clone(), who, limits)
+            .map_err(Refusal::TooManyDeferred)?;
         if is_new {
             let task = DeferredTask {
                 gateway: self.clone(),
@@ -80,7 +83,7 @@ impl Gateway {
             DeferredStage::Begun
             | DeferredStage::Waiting
             | DeferredStage::Ready(_)
-            | DeferredStage::Ended(_) => Ok(deferred),
+            | DeferredStage::Ended(_) => Ok((deferred, is_new)),
         }
     }
 
@@ -119,6 +122,7 @@ impl DeferredTask {
         let (on_wait, mut waits) = tokio::sync::watch::channel(None);
         let request = AcquireRequest { on_wait: Some(on_wait), is_deferred: true, ..request };
         let (gateway, deferred) = (self.gateway.clone(), self.deferred.clone());
+        let window = request.ttl.duration();
         let result = {
             let acquired = acquire(&gateway, &deferred, request, in_flight);
             tokio::pin!(acquired);
@@ -140,6 +144,12 @@ impl DeferredTask {
             }
             Ok((view, guard)) => {
                 self.client_knows_id = true;
+                if view.replayed && view.validity > window {
+                    // An earlier request with this key was granted the lock for longer, so its client
+                    // has it at work.
+                    guard.delivered();
+                    return deferred.end(DeferredEnd::Claimed);
+                }
                 self.hold(&view, guard).await;
             }
         }

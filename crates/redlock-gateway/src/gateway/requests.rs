@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
-use redlock_core::{LockError, Owner, WaitLimit};
+use redlock_core::Owner;
 use tokio::sync::watch;
 
 use super::tokens::Target;
@@ -78,10 +78,11 @@ pub enum DeferredStage<R> {
 /// How a deferred request ended.
 #[derive(Debug, Clone)]
 pub enum DeferredEnd<R> {
-    /// The client has claimed the lock at this gateway.
+    /// The client has claimed the lock at this gateway. Or it had the lock already, by an earlier
+    /// request with the same key.
     Claimed,
     /// The accept window ended, and nobody claimed the lock at this gateway. Or a claim found that
-    /// somebody else has the lock.
+    /// the lock, or a part of it, was released by force.
     Expired,
     /// The client cancelled the request.
     Cancelled,
@@ -114,6 +115,13 @@ pub trait GrantNotifier<R>: Send + Sync {
 
     /// Records the end of the request.
     fn ended(&self, end: &DeferredEnd<R>);
+}
+
+/// Refusal of a deferred request, because a limit on those that have not ended is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooManyDeferred {
+    pub max: usize,
+    pub of_this_client: bool,
 }
 
 /// One request. The registry and its task share it. `R` is the type of refusals.
@@ -293,16 +301,16 @@ impl<R> DeferredRequests<R> {
         target: Target,
         (principal, client): (Option<Arc<str>>, &Arc<Client>),
         (max_of_client, max): (usize, usize),
-    ) -> Result<(Arc<DeferredRequest<R>>, bool), LockError> {
+    ) -> Result<(Arc<DeferredRequest<R>>, bool), TooManyDeferred> {
         let id = RequestId::of(&owner);
         let mut table = self.table.lock();
         if let Some(known) = table.requests.get(&id).filter(|known| known.is_open()) {
             return Ok((known.clone(), false));
         }
-        let full = |max, limit| LockError::TooManyWaiters { max, limit };
+        let full = |max, of_this_client| TooManyDeferred { max, of_this_client };
         let of_client = client.deferred.take(max_of_client);
-        let of_client = of_client.ok_or(full(max_of_client, WaitLimit::OfCaller))?;
-        let of_all = self.open.take(max).ok_or(full(max, WaitLimit::All))?;
+        let of_client = of_client.ok_or(full(max_of_client, true))?;
+        let of_all = self.open.take(max).ok_or(full(max, false))?;
         let new = Arc::new(DeferredRequest {
             id,
             target,
@@ -367,7 +375,7 @@ mod tests {
         number: u8,
         client: &Arc<Client>,
         limits: (usize, usize),
-    ) -> Result<(Arc<DeferredRequest<()>>, bool), LockError> {
+    ) -> Result<(Arc<DeferredRequest<()>>, bool), TooManyDeferred> {
         let target = Target::Lock("a".parse().unwrap());
         requests.add(Owner::from_bytes([number; 16]), target, (None, client), limits)
     }
@@ -380,7 +388,7 @@ mod tests {
         let (again, is_new) = add(&requests, 1, &client, (1, 9)).unwrap();
         assert!(Arc::ptr_eq(&first, &again) && !is_new);
         let full = add(&requests, 2, &client, (1, 9)).map(drop).unwrap_err();
-        assert!(matches!(full, LockError::TooManyWaiters { limit: WaitLimit::OfCaller, .. }));
+        assert_eq!(full, TooManyDeferred { max: 1, of_this_client: true });
         let other = Arc::new(Client::default());
         assert!(add(&requests, 2, &other, (1, 1)).is_err(), "the limit of all clients");
         first.end(DeferredEnd::Cancelled);

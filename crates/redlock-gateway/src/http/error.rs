@@ -22,7 +22,7 @@ use super::wire::{json_line, node_answer, rfc3339, slot_holder};
 use crate::audit::RequestEnd;
 use crate::auth::{AuthError, Verb};
 use crate::config::show;
-use crate::gateway::{Refusal, TooManyListings, TooManyStreams};
+use crate::gateway::{Refusal, TooManyDeferred, TooManyListings, TooManyStreams};
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
 use crate::overload::large_messages::{COVERED, LargePermit, bounded};
@@ -421,6 +421,17 @@ impl ApiError {
                 let s = if max == 1 { "" } else { "s" };
                 let detail = format!("{of} may have {max} listing{s} under way at a time; wait for an answer");
                 RATE_LIMITED.because(detail).retry_after(SOON)
+            }
+            Refusal::TooManyDeferred(TooManyDeferred { max, of_this_client }) => {
+                let (of, flag) = if of_this_client {
+                    ("this client has", "--max-waiters-per-client")
+                } else {
+                    ("all clients together have", "half of --max-waiters")
+                };
+                let detail = format!(
+                    "{of} {max} deferred requests that have not ended, as many as are allowed ({flag}); claim the ready ones, or                      cancel some by DELETE /requests/{{id}}"
+                );
+                TOO_MANY_WAITERS.because(detail).retry_after(SOON)
             }
             Refusal::TooManyStreams(TooManyStreams { max, what }) => {
                 let detail = format!(

@@ -44,7 +44,8 @@ use crate::overload::in_flight::RequestClass;
 /// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 ///
 /// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-/// too. After the end, a repetition is a new request. The request counts once for each name or slot
+/// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+/// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 /// in the rate of the key and in the client's share of the masters' memory.
 #[utoipa::path(
     post, path = "/requests", operation_id = "createRequest", tag = "locks",
@@ -56,7 +57,7 @@ use crate::overload::in_flight::RequestClass;
     responses(
         (status = 202, description = "The request waits, or is ready to be claimed", body = RequestStatus, headers(
             ("Location" = String, description = "Path of the request"),
-            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
+            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time of a new request"),
         )),
         (status = 400, description = "invalid_name, invalid_callback, invalid_ttl (rounds to the nodes now take too long), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
@@ -122,11 +123,11 @@ async fn begin(
     let (caller, audit) = (access.standing(), access.audit());
     let notifier = Notifier { caller, target: target.clone(), audit };
     let deferred = access.gateway().defer(request, in_flight, callback, notifier).await;
-    let deferred = deferred.map_err(|refusal| refused(access, &target, refusal))?;
+    let (deferred, is_new) = deferred.map_err(|refusal| refused(access, &target, refusal))?;
     let mut response = json_response(StatusCode::ACCEPTED, &status(access, &deferred))?;
     let headers = response.headers_mut();
     headers.insert(header::LOCATION, header_value(format!("/requests/{}", deferred.id))?);
-    if let Some(seconds) = applied {
+    if let Some(seconds) = applied.filter(|_| is_new) {
         headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
     }
     Ok(response)
@@ -171,7 +172,7 @@ fn checked_callback(
 /// gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
 /// any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
 /// With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-/// and forgets them when it restarts; repeating the `POST` is always safe.
+/// and forgets them when it restarts; repeating `POST /requests` is always safe.
 #[utoipa::path(
     get, path = "/requests/{id}", operation_id = "getRequest", tag = "locks",
     params(("id" = String, Path, description = "The id of the request, from the answer 202")),

@@ -132,6 +132,7 @@ export class Details {
   open(name) {
     this.#name = name;
     this.#mayForce = undefined;
+    this.#shownStory = undefined;
     setText(this.#title, name);
     this.#copies.replaceChildren(
       copyButton("Copy name", name),

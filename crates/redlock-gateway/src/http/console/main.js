@@ -198,7 +198,7 @@ async function pollHistory() {
         mayReadHistory = ![401, 403, 404].includes(error.status);
         pause = Math.max(pause, error.pauseMs || 0);
         if (!mayReadHistory) {
-          charts.say("A key with the metrics permission also sees grants, refusals and handoffs.");
+          charts.say("A key with the metrics permission also sees grants, refusals, handoffs and waiters.");
         }
       }
     }

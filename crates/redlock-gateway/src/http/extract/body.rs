@@ -88,9 +88,7 @@ impl<T: DeserializeOwned + Default, const MAX: usize> Json<T, MAX> {
         // This check is needed because a derived `Deserialize` also accepts an array with the
         // values of the fields.
         if !bytes.trim_ascii_start().starts_with(b"{") {
-            return Err(
-                INVALID_BODY.because("the body is not a JSON object such as {\"ttl_ms\": 30000}")
-            );
+            return Err(INVALID_BODY.because("the body is not a JSON object: it must begin with {"));
         }
         serde_json::from_slice(&bytes)
             .map(Self)
@@ -170,7 +168,7 @@ fn described(error: &serde_json::Error) -> String {
         Category::Eof => format!("the body is not JSON: it ends too early{place}"),
         Category::Syntax | Category::Io => format!("the body is not JSON: {text}{place}"),
         Category::Data => match elsewhere(text) {
-            Some(advice) => format!("{advice}{place}"),
+            Some(advice) => advice.into(),
             None => format!("{text}{place}"),
         },
     };
