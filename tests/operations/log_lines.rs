@@ -134,7 +134,7 @@ async fn a_refusal_names_the_client_and_the_flag() {
     {
         let detail = problem["detail"].as_str().expect("text");
         assert!(detail.contains("--max-waiters-per-client"), "{detail}");
-        assert!(detail.ends_with(&format!("limits count this client as {client}")), "{detail}");
+        assert!(detail.ends_with(&format!("this client counts as {client}")), "{detail}");
         eventually("the log has the refusal with its client", async || {
             let log = gateway.stdout();
             let lines = log.lines().filter(|line| line.contains("request refused"));

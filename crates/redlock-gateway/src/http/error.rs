@@ -173,8 +173,8 @@ impl ApiError {
     /// The other requests for many locks leave too little memory for this one.
     pub(super) fn no_memory_for_request(bytes: usize) -> Self {
         let detail = format!(
-            "the request and its answer take {bytes} bytes or more; other PATCH /locks, of this client and others, leave too \
-             little of --memory-budget: wait for those, or send fewer leases at once"
+            "the request and its answer take {bytes} bytes or more; running PATCH /locks of all clients leave too little \
+             of --memory-budget: wait for those, or send fewer leases at once"
         );
         OVERLOADED.because(detail).retry_after(SOON)
     }
@@ -182,7 +182,7 @@ impl ApiError {
     /// The large answers that clients have not read yet leave too little memory for this one.
     pub(super) fn no_memory_for_answer(bytes: usize) -> Self {
         let detail = format!(
-            "the answer has {bytes} bytes; unread answers, of this client and others, leave too little of --memory-budget: \
+            "the answer has {bytes} bytes; unread answers of all clients leave too little of --memory-budget: \
              read or close those, or ask for less (`limit`, `slots`)"
         );
         OVERLOADED.because(detail).retry_after(SOON)
@@ -215,7 +215,7 @@ impl ApiError {
     pub(super) fn unknown_certificate(subject: &str) -> Self {
         let mut error = Self::from(AuthError::Unknown);
         error.report.problem.detail = format!(
-            "no API key has the client certificate with the subject {subject:?}: name it as `certificate` in the keys file"
+            "no API key has the client certificate {subject:?}: set `certificate` to this subject in the keys file"
         );
         error
     }
@@ -227,7 +227,7 @@ impl ApiError {
             "another client of the masters set this lock, and a forced release ends only locks of this service; delete \
              its key on the masters, or let it expire"
         } else {
-            "the lock went to somebody else while its holder was looked up; the new holder keeps it, unless you try again"
+            "the lock went to somebody else while its holder was looked up; to release the new holder's lock, try again"
         };
         if names_holder {
             NOT_HOLDER.because(format!("{why}; {}", describe(by))).with_holder(by)
@@ -401,8 +401,8 @@ impl ApiError {
                 let taken = ByteSize::b(taken);
                 let limit = ByteSize::b(limit);
                 let detail = format!(
-                    "the masters' memory is short: the locks of this client take about {taken}, and {limit} are allowed, twice \
-                     the free memory; release locks, or try again when some have ended; the operator can raise the limit \
+                    "the masters' memory is short: this client's locks take about {taken}, of {limit} allowed (twice the free \
+                     memory); release locks, or try again when some have ended; the operator can raise the limit \
                      with more memory for the masters (maxmemory, or --master-memory for masters without it)"
                 );
                 QUOTA_EXCEEDED.because(detail).retry_after(retry_after)
@@ -429,7 +429,8 @@ impl ApiError {
                     ("all clients together have", "half of --max-waiters")
                 };
                 let detail = format!(
-                    "{of} {max} deferred requests that have not ended, as many as are allowed ({flag}); claim the ready ones, or                      cancel some by DELETE /requests/{{id}}"
+                    "{of} {max} deferred requests that have not ended, as many as are allowed ({flag}); claim the ready ones, or \
+                     cancel some by DELETE /requests/{{id}}"
                 );
                 TOO_MANY_WAITERS.because(detail).retry_after(SOON)
             }
@@ -607,7 +608,7 @@ impl ErrorReport {
     pub(super) fn name_client(&mut self, client: impl FnOnce() -> Option<String>) {
         if let Some(client) = self.is_of_a_share().then(client).flatten() {
             let detail = &mut self.problem.detail;
-            *detail = format!("{detail}; limits count this client as {client}");
+            *detail = format!("{detail}; this client counts as {client}");
         }
     }
 

@@ -1338,7 +1338,8 @@ type ClientInterface interface {
 	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 	//
 	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. After the end, a repetition is a new request. The request counts once for each name or slot
+	// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+	// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 	// in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type.
@@ -1356,7 +1357,8 @@ type ClientInterface interface {
 	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 	//
 	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. After the end, a repetition is a new request. The request counts once for each name or slot
+	// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+	// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 	// in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type.
@@ -1378,7 +1380,7 @@ type ClientInterface interface {
 	// gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
 	// any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
 	// With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-	// and forgets them when it restarts; repeating the `POST` is always safe.
+	// and forgets them when it restarts; repeating `POST /requests` is always safe.
 	//
 	// Corresponds with GET /requests/{id} (the `GetRequest` operationId).
 	GetRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1797,7 +1799,8 @@ func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn
 // for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 //
 // Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. After the end, a repetition is a new request. The request counts once for each name or slot
+// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 // in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type.
@@ -1825,7 +1828,8 @@ func (c *Client) CreateRequestWithBody(ctx context.Context, params *CreateReques
 // for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 //
 // Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. After the end, a repetition is a new request. The request counts once for each name or slot
+// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 // in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type.
@@ -1867,7 +1871,7 @@ func (c *Client) CancelRequest(ctx context.Context, id string, reqEditors ...Req
 // gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
 // any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
 // With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-// and forgets them when it restarts; repeating the `POST` is always safe.
+// and forgets them when it restarts; repeating `POST /requests` is always safe.
 //
 // Corresponds with GET /requests/{id} (the `GetRequest` operationId).
 func (c *Client) GetRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -3016,7 +3020,8 @@ type ClientWithResponsesInterface interface {
 	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 	//
 	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. After the end, a repetition is a new request. The request counts once for each name or slot
+	// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+	// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 	// in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -3034,7 +3039,8 @@ type ClientWithResponsesInterface interface {
 	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 	//
 	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. After the end, a repetition is a new request. The request counts once for each name or slot
+	// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+	// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 	// in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -3058,7 +3064,7 @@ type ClientWithResponsesInterface interface {
 	// gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
 	// any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
 	// With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-	// and forgets them when it restarts; repeating the `POST` is always safe.
+	// and forgets them when it restarts; repeating `POST /requests` is always safe.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -5188,7 +5194,8 @@ func (c *ClientWithResponses) GetReadinessWithResponse(ctx context.Context, reqE
 // for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 //
 // Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. After the end, a repetition is a new request. The request counts once for each name or slot
+// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 // in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -5212,7 +5219,8 @@ func (c *ClientWithResponses) CreateRequestWithBodyWithResponse(ctx context.Cont
 // for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 //
 // Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. After the end, a repetition is a new request. The request counts once for each name or slot
+// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 // in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -5248,7 +5256,7 @@ func (c *ClientWithResponses) CancelRequestWithResponse(ctx context.Context, id 
 // gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
 // any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
 // With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-// and forgets them when it restarts; repeating the `POST` is always safe.
+// and forgets them when it restarts; repeating `POST /requests` is always safe.
 //
 // Returns a wrapper object for the known response body format(s).
 //

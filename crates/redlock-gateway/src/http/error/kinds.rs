@@ -39,7 +39,7 @@ kinds! {
     FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the API key \"ci\" may not do this: its entry in the keys file needs \"acquire\" in `verbs`, and a pattern in `names` that matches the name of the lock";
     NOT_FOUND: NOT_FOUND, NotFound, "No such path", "the paths of this service are listed under /docs and in /openapi.json";
     LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "this grant is not held: it was released, or it has expired";
-    REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this API key has no such request at this gateway: the request may have ended, may be at another gateway, or was lost in a restart; repeat POST /requests with the same Idempotency-Key";
+    REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this client has no such request at this gateway: the request may have ended, may be at another gateway, or was lost in a restart; repeat POST /requests with the same Idempotency-Key";
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not have this method; the header Allow lists its methods";
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
     LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; this request is 3rd in line, and its place is kept for 10s";
@@ -49,15 +49,15 @@ kinds! {
     BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, BodyTooLarge, "Request body too large", "the request body is larger than 16384 bytes";
     UNSUPPORTED_MEDIA_TYPE: UNSUPPORTED_MEDIA_TYPE, UnsupportedMediaType, "Unsupported media type", "the content type is missing; send application/json (curl: -H 'content-type: application/json' -d '{…}', or --json since 7.82)";
     MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, MisdirectedRequest, "Not a host of this service", "the host of this request is not a name of this gateway; use one of its names, or have the operator add the name with --allowed-host";
-    TOO_MANY_WAITERS: TOO_MANY_REQUESTS, TooManyWaiters, "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed (--max-waiters); try again later, or without wait_ms; limits count this client as the key \"ci\"";
-    RATE_LIMITED: TOO_MANY_REQUESTS, RateLimited, "Too many requests", "the API key has used up its rate of requests (`rate` and `burst` in the keys file); wait for retry_after_ms; limits count this client as the key \"ci\"";
-    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, QuotaExceeded, "Quota exceeded", "the masters' memory is short: the locks of this client take about 43.1 MiB, and 19.8 MiB are allowed, twice the free memory; release locks, or try again when some have ended; the operator can raise the limit with more memory for the masters (maxmemory, or --master-memory for masters without it); limits count this client as the key \"ci\"";
+    TOO_MANY_WAITERS: TOO_MANY_REQUESTS, TooManyWaiters, "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed (--max-waiters); try again later, or without wait_ms; this client counts as the key \"ci\"";
+    RATE_LIMITED: TOO_MANY_REQUESTS, RateLimited, "Too many requests", "the API key has used up its rate of requests (`rate` and `burst` in the keys file); wait for retry_after_ms; this client counts as the key \"ci\"";
+    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, QuotaExceeded, "Quota exceeded", "the masters' memory is short: this client's locks take about 43.1 MiB, of 19.8 MiB allowed (twice the free memory); release locks, or try again when some have ended; the operator can raise the limit with more memory for the masters (maxmemory, or --master-memory for masters without it); this client counts as the key \"ci\"";
     INTERNAL: INTERNAL_SERVER_ERROR, InternalError, "Internal error", "the gateway failed by a defect of its own; look for this request_id in its log, and report what stands there";
     NO_QUORUM: SERVICE_UNAVAILABLE, QuorumUnavailable, "No quorum", "no majority of the masters voted in time; nothing was granted, and any partial lock on the masters is being removed; try again";
     OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, OutcomeUnknown, "The outcome is unknown", "too few masters answered to tell whether this was done; the deadline of an earlier answer still stands; try again";
     DRAINING: SERVICE_UNAVAILABLE, Draining, "Shutting down", "this gateway is shutting down and grants no further locks; send the request to another gateway";
     AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, AuditUnavailable, "The audit log cannot be written", "nothing was done: the audit log cannot be written, and this gateway changes no lock without a record; try again, or at another gateway";
-    OVERLOADED: SERVICE_UNAVAILABLE, Overloaded, "Too many requests in flight", "too many requests are in flight: all clients together have reached --max-in-flight, or this client has reached its own limit; wait for retry_after_ms; limits count this client as the key \"ci\"";
+    OVERLOADED: SERVICE_UNAVAILABLE, Overloaded, "Too many requests in flight", "too many requests are in flight: all clients together have reached --max-in-flight, or this client has reached its own limit; wait for retry_after_ms; this client counts as the key \"ci\"";
 }
 
 impl ProblemKind {

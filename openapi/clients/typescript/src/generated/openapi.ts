@@ -161,7 +161,8 @@ export interface paths {
          *     for several. Send the same `slots` and `take`. Without a claim, the lock expires.
          *
          *     Until the request ends, a repetition with the same key and names finds it, and is answered 202
-         *     too. After the end, a repetition is a new request. The request counts once for each name or slot
+         *     too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+         *     request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
          *     in the rate of the key and in the client's share of the masters' memory.
          */
         post: operations["createRequest"];
@@ -184,7 +185,7 @@ export interface paths {
          *     gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
          *     any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
          *     With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-         *     and forgets them when it restarts; repeating the `POST` is always safe.
+         *     and forgets them when it restarts; repeating `POST /requests` is always safe.
          */
         get: operations["getRequest"];
         put?: never;
@@ -2401,7 +2402,7 @@ export interface operations {
                 headers: {
                     /** @description Path of the request */
                     Location?: string;
-                    /** @description wait=SECONDS, when Prefer gave the waiting time */
+                    /** @description wait=SECONDS, when Prefer gave the waiting time of a new request */
                     "Preference-Applied"?: string;
                     [name: string]: unknown;
                 };

@@ -134,7 +134,9 @@ def sync_detailed(
     for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 
     Until the request ends, a repetition with the same key and names finds it, and is answered 202
-    too. After the end, a repetition is a new request. The request counts once for each name or slot
+    too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+    request. If the key holds the lock already, the state is `claimed`. The request counts once for each
+    name or slot
     in the rate of the key and in the client's share of the masters' memory.
 
     Args:
@@ -184,7 +186,9 @@ def sync(
     for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 
     Until the request ends, a repetition with the same key and names finds it, and is answered 202
-    too. After the end, a repetition is a new request. The request counts once for each name or slot
+    too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+    request. If the key holds the lock already, the state is `claimed`. The request counts once for each
+    name or slot
     in the rate of the key and in the client's share of the masters' memory.
 
     Args:
@@ -229,7 +233,9 @@ async def asyncio_detailed(
     for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 
     Until the request ends, a repetition with the same key and names finds it, and is answered 202
-    too. After the end, a repetition is a new request. The request counts once for each name or slot
+    too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+    request. If the key holds the lock already, the state is `claimed`. The request counts once for each
+    name or slot
     in the rate of the key and in the client's share of the masters' memory.
 
     Args:
@@ -277,7 +283,9 @@ async def asyncio(
     for several. Send the same `slots` and `take`. Without a claim, the lock expires.
 
     Until the request ends, a repetition with the same key and names finds it, and is answered 202
-    too. After the end, a repetition is a new request. The request counts once for each name or slot
+    too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
+    request. If the key holds the lock already, the state is `claimed`. The request counts once for each
+    name or slot
     in the rate of the key and in the client's share of the masters' memory.
 
     Args:

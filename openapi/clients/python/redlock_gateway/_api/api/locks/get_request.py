@@ -97,7 +97,7 @@ def sync_detailed(
     gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
     any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
     With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-    and forgets them when it restarts; repeating the `POST` is always safe.
+    and forgets them when it restarts; repeating `POST /requests` is always safe.
 
     Args:
         id (str):
@@ -132,7 +132,7 @@ def sync(
     gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
     any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
     With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-    and forgets them when it restarts; repeating the `POST` is always safe.
+    and forgets them when it restarts; repeating `POST /requests` is always safe.
 
     Args:
         id (str):
@@ -162,7 +162,7 @@ async def asyncio_detailed(
     gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
     any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
     With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-    and forgets them when it restarts; repeating the `POST` is always safe.
+    and forgets them when it restarts; repeating `POST /requests` is always safe.
 
     Args:
         id (str):
@@ -195,7 +195,7 @@ async def asyncio(
     gateway's queue. When it is `ready`, claim the lock with the `Idempotency-Key` of the request, at
     any gateway, as `POST /requests` describes. An ended request stays visible for up to a minute.
     With API keys, only the key that sent the request sees it. A gateway knows only its own requests,
-    and forgets them when it restarts; repeating the `POST` is always safe.
+    and forgets them when it restarts; repeating `POST /requests` is always safe.
 
     Args:
         id (str):
