@@ -173,8 +173,8 @@ impl ApiError {
     /// The other requests for many locks leave too little memory for this one.
     pub(super) fn no_memory_for_request(bytes: usize) -> Self {
         let detail = format!(
-            "the request and its answer take {bytes} bytes or more; running PATCH /locks of all clients leave too little \
-             of --memory-budget: wait for those, or send fewer leases at once"
+            "the request and its answer take {bytes} bytes or more; other PATCH /locks requests leave too little of \
+             --memory-budget: wait for them, or send fewer leases at once"
         );
         OVERLOADED.because(detail).retry_after(SOON)
     }
@@ -203,7 +203,7 @@ impl ApiError {
             ),
             None => format!(
                 "this needs an API key with the permission {verb:?}, and this gateway has no keys (--auth-keys); without keys, \
-                 only a client on the gateway's own machine may do this: at a loopback address, without headers of a proxy"
+                 it needs a loopback --listen, no --allowed-host, no --cors-origin, and a request without headers of a proxy"
             ),
         };
         let challenge =
@@ -360,8 +360,8 @@ impl From<AuthError> for ApiError {
             AuthError::CrossSite => {
                 return FORBIDDEN.because(
                     "a page of another site made a browser send this; credentials that a browser adds by itself (a password, a \
-                     certificate, its place in the network) count only in requests from this service's own pages; let the page \
-                     send a Bearer key, and name its origin with --cors-origin",
+                     certificate, its network access) count only in requests from this service's own pages; name the page's \
+                     origin with --cors-origin, and let it send a Bearer key if this gateway has keys",
                 );
             }
         };
@@ -397,13 +397,20 @@ impl ApiError {
                      API key); release it, then acquire it again"
                 ))
             }
-            Refusal::Quota(Exceeded { taken, limit, retry_after }) => {
+            Refusal::Quota(Exceeded { taken, limit, retry_after, is_of_releases }) => {
                 let taken = ByteSize::b(taken);
                 let limit = ByteSize::b(limit);
+                let (of, advice) = if is_of_releases {
+                    (
+                        "the traces of this client's releases without a lock",
+                        "release only locks that you hold, or try again when some have expired",
+                    )
+                } else {
+                    ("this client's locks", "release locks, or try again when some have ended")
+                };
                 let detail = format!(
-                    "the masters' memory is short: this client's locks take about {taken}, of {limit} allowed (twice the free \
-                     memory); release locks, or try again when some have ended; the operator can raise the limit \
-                     with more memory for the masters (maxmemory, or --master-memory for masters without it)"
+                    "the masters' memory is short: {of} take about {taken}; allowed is {limit}; {advice}; the operator can raise \
+                     the limit with more maxmemory on the masters, or with --master-memory where maxmemory is not set"
                 );
                 QUOTA_EXCEEDED.because(detail).retry_after(retry_after)
             }

@@ -2,7 +2,7 @@
 //! made the browser send the request.
 //!
 //! Any page can make the browsers of its visitors send requests. A browser adds credentials by
-//! itself: a stored password, a client certificate, its place in the network. So these credentials
+//! itself: a stored password, a client certificate, its network access. So these credentials
 //! count only in requests from our own pages, or from no page. An attacker's host name may also
 //! resolve to a loopback address (DNS rebinding). Then the attacker's page looks like our own, so
 //! the host name is checked too.

@@ -59,6 +59,8 @@ pub struct Exceeded {
     /// Bytes that the client may use.
     pub limit: u64,
     pub retry_after: Duration,
+    /// Whether the use is that of releases which found no lock.
+    pub is_of_releases: bool,
 }
 
 /// The use of the masters' memory by all clients of this gateway.
@@ -176,7 +178,7 @@ impl QuotaLedger {
             terms.taken.record_use(taken + bytes, limit);
         }
         if let Some(limit) = terms.limit.filter(|limit| taken + bytes > *limit) {
-            return Err(Exceeded { taken, limit, retry_after: RETRY_AFTER });
+            return Err(Exceeded { taken, limit, retry_after: RETRY_AFTER, is_of_releases: false });
         }
         let end = table.add(|table| &mut table.locks, bytes, until + terms.watermark_life);
         let slot = QuotaSlot {
@@ -234,7 +236,8 @@ impl QuotaLedger {
         let taken = self.table().stray_watermarks.bytes;
         let more: u64 = names.iter().map(|name| watermark_bytes(name.as_str())).sum();
         let fits = taken + more <= limit;
-        fits.then_some(()).ok_or(Exceeded { taken, limit, retry_after: RETRY_AFTER })
+        let exceeded = Exceeded { taken, limit, retry_after: RETRY_AFTER, is_of_releases: true };
+        fits.then_some(()).ok_or(exceeded)
     }
 
     /// Counts the token watermark of a release that found no lock of this client, or failed.
