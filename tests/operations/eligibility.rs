@@ -498,7 +498,7 @@ async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
     // the master still votes, and the operator is warned.
     clock.set_ahead(-1_500);
     eventually("the offset shows", async || (offset().await < -1.0).then_some(())).await;
-    let far = "the node's clock and this machine's are far apart: mend one";
+    let far = "the node's clock and this machine's are far apart: correct one of them";
     let warned = eventually("the log warns", async || logged(&gateway, far, &servers[2])).await;
     assert_eq!(warned["level"], "WARN", "{warned}");
     eventually("the master still votes", async || {

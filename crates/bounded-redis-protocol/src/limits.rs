@@ -47,7 +47,10 @@ pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolErr
         let line = if is_known {
             line(rest)?
         } else {
-            return Err(refused(format!("a reply begins with byte {kind}")));
+            return Err(refused(format!(
+                "not a Redis server? its reply begins with {:?}",
+                char::from(*kind)
+            )));
         };
         let Some(line) = line else { return Ok(None) };
         at += 1 + line.len() + CRLF.len();

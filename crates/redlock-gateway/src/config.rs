@@ -239,8 +239,8 @@ pub struct Settings {
     /// Let a brand-new cluster vote at once, if all nodes answer, none has a marker of an earlier
     /// start, and no gateway without this flag has connected to the nodes before
     ///
-    /// Without this flag, the nodes of a new cluster give no votes for --max-ttl + --clock-skew + 3
-    /// s. The reason: a new cluster looks like one that lost all its data, whose locks may still be
+    /// Without this flag, the nodes of a new cluster give no votes for --clock-skew + 3 s, plus
+    /// --max-ttl or --clock-skew, whichever is larger. The reason: a new cluster looks like one that lost all its data, whose locks may still be
     /// in use. Give the flag for the first start only, and remove it afterwards. On a cluster that
     /// lost all its data, wait that time yourself before you give the flag.
     #[arg(help_heading = headings::NODES)]

@@ -172,7 +172,7 @@ impl Worker {
             (0..self.nodes.len()).filter(|other| *other != at).filter(is_admitted).collect();
         if others.len() < enough {
             return Err(format!(
-                "{} other masters vote, and {enough} are needed to compare with",
+                "masters that vote beside it: {}; {enough} are needed to compare with",
                 others.len()
             ));
         }

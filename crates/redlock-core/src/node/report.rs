@@ -298,7 +298,7 @@ impl Reporter {
             if is_far {
                 tracing::warn!(
                     %node, offset_ms, max_ms,
-                    "the node's clock and this machine's are far apart: mend one"
+                    "the node's clock and this machine's are far apart: correct one of them"
                 );
             } else {
                 tracing::info!(%node, offset_ms, "the node's clock and this machine's agree again");

@@ -30,7 +30,7 @@ use crate::remedy::PublicUrl;
 
 /// What a client can do about a TTL above the limit.
 pub const TTL_WAYS_OUT: &str = "; ask for less and extend the lock while you work, or have the \
-     operator raise the limit (max_ttl of the gateway, or of your key)";
+     operator raise the limit (max_ttl or max_hold, of the gateway or of your key)";
 
 /// An example of the error with this status and code, if there is one.
 pub(super) fn example(status: &str, code: &str) -> Option<Problem> {

@@ -21,7 +21,7 @@ use super::error;
 #[openapi(
     info(
         title = "redlock-gateway",
-        description = "Distributed locks over plain HTTP, on independent Redis masters. POST acquires, PATCH extends, DELETE releases. A majority of the nodes grants a lock. A client trusts it for `validity_ms`; a resource checks its `fencing_token`.\n\nErrors are `application/problem+json`; programs use `code`.",
+        description = "Distributed locks over plain HTTP, on independent Redis masters. POST acquires, PATCH extends, DELETE releases. A majority of the nodes grants a lock. A client trusts it for `validity_ms`; a resource checks its `fencing_token`.\n\nErrors are `application/problem+json`; programs use `code`. Only 431, and 400 for a request that is not HTTP, have no body.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     servers((url = "http://127.0.0.1:8080", description = "a gateway at its default address")),
@@ -67,7 +67,7 @@ impl IntoParams for LockPath {
             .parameter_in(ParameterIn::Path)
             .required(Required::True)
             .description(Some(
-                "The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..",
+                "The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. A slash may be sent as it is, or percent-encoded. No segment between slashes is empty, . or ..",
             ))
             .example(Some(json!("reports/nightly")))
             .schema(Some(schema));

@@ -458,8 +458,8 @@ type ExtendResult struct {
 	// deadline stands: try again.
 	Status int32 `json:"status"`
 
-	// ValidityMs Only with status 200: how long the lock may be trusted, in milliseconds. It may be trusted
-	// until receipt + `validity_ms` − (round trip of the whole request − `elapsed_ms`).
+	// ValidityMs Only with status 200: how long the lock may be trusted, in milliseconds: until the time
+	// when the request was sent + `elapsed_ms` + `validity_ms`, by a monotonic clock.
 	ValidityMs *int32 `json:"validity_ms,omitempty"`
 
 	// Waiters Only with status 200: how many requests wait for the lock at this gateway, as in the answer
@@ -537,8 +537,8 @@ type Lease struct {
 	// TTLMs The TTL that was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
-	// round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
+	// ValidityMs How long the lock may be trusted, in milliseconds: until the time when the request was sent +
+	// `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
 	// time left.
 	ValidityMs int32 `json:"validity_ms"`
 
@@ -857,8 +857,8 @@ type SetLease struct {
 	// TTLMs The TTL that was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs How long all locks may be trusted, in milliseconds: until receipt + `validity_ms` − (own
-	// round trip − `elapsed_ms`).
+	// ValidityMs How long all locks may be trusted, in milliseconds: until the time when the request was sent +
+	// `elapsed_ms` + `validity_ms`, by a monotonic clock.
 	ValidityMs int32 `json:"validity_ms"`
 }
 

@@ -581,8 +581,8 @@ export interface components {
             status: number;
             /**
              * Format: int32
-             * @description Only with status 200: how long the lock may be trusted, in milliseconds. It may be trusted
-             *     until receipt + `validity_ms` − (round trip of the whole request − `elapsed_ms`).
+             * @description Only with status 200: how long the lock may be trusted, in milliseconds: until the time
+             *     when the request was sent + `elapsed_ms` + `validity_ms`, by a monotonic clock.
              */
             validity_ms?: number;
             /**
@@ -723,8 +723,8 @@ export interface components {
             ttl_ms: number;
             /**
              * Format: int32
-             * @description How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
-             *     round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
+             * @description How long the lock may be trusted, in milliseconds: until the time when the request was sent +
+             *     `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
              *     time left.
              */
             validity_ms: number;
@@ -1277,8 +1277,8 @@ export interface components {
             ttl_ms: number;
             /**
              * Format: int32
-             * @description How long all locks may be trusted, in milliseconds: until receipt + `validity_ms` − (own
-             *     round trip − `elapsed_ms`).
+             * @description How long all locks may be trusted, in milliseconds: until the time when the request was sent +
+             *     `elapsed_ms` + `validity_ms`, by a monotonic clock.
              */
             validity_ms: number;
         };
@@ -1371,7 +1371,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..
+                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. A slash may be sent as it is, or percent-encoded. No segment between slashes is empty, . or ..
                  * @example reports/nightly
                  */
                 name: string;
@@ -1473,7 +1473,7 @@ export interface operations {
             };
             path: {
                 /**
-                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..
+                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. A slash may be sent as it is, or percent-encoded. No segment between slashes is empty, . or ..
                  * @example reports/nightly
                  */
                 name: string;
@@ -1637,7 +1637,7 @@ export interface operations {
             };
             path: {
                 /**
-                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..
+                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. A slash may be sent as it is, or percent-encoded. No segment between slashes is empty, . or ..
                  * @example reports/nightly
                  */
                 name: string;
@@ -1753,7 +1753,7 @@ export interface operations {
             };
             path: {
                 /**
-                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..
+                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. A slash may be sent as it is, or percent-encoded. No segment between slashes is empty, . or ..
                  * @example reports/nightly
                  */
                 name: string;
