@@ -41,7 +41,8 @@ Exit codes (`run` exits as its command does, with 128 + N after signal N):
   69   no gateway decided
   70   internal error, no process could be started, or a watchdog was killed
   75   somebody else holds the lock, or a newer run with `--queue newest` waits
-       instead (`run`: see --conflict-exit-code); `watch --until`: state not seen
+       instead (`run`: see --conflict-exit-code); `watch --until` did not see
+       the state
   77   no API key, or a key without permission for this lock
   79   the lock was lost while the command ran
   126  the command cannot be run
