@@ -297,7 +297,8 @@ async fn every_lock_of_a_set_has_a_line_in_the_audit_log() {
     assert_eq!(released.send().await.status, 200);
     let lines = eventually("all lines", async || {
         let lines = audit_lines(&log);
-        (lines.last()?["what"] == "release").then_some(lines)
+        let last = lines.last()?;
+        (last["what"] == "release" && last["lock"] == "env/staging-2").then_some(lines)
     })
     .await;
     let lines: Vec<_> = lines

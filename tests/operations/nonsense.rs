@@ -143,12 +143,12 @@ fn wrong_lengths() -> Kinds {
 fn streams() -> Kinds {
     vec![
         (Nonsense::endless("*?\r\n", ":1\r\n"), "no number"),
-        (Nonsense::endless("|1\r\n", "+a\r\n:1\r\n"), "byte 124"),
+        (Nonsense::endless("|1\r\n", "+a\r\n:1\r\n"), "begins with '|'"),
     ]
 }
 
 fn http() -> Kinds {
-    vec![(Nonsense::once("HTTP/1.1 400 Bad Request\r\n\r\n"), "byte 72")]
+    vec![(Nonsense::once("HTTP/1.1 400 Bad Request\r\n\r\n"), "begins with 'H'")]
 }
 
 #[tokio::test]
