@@ -123,7 +123,7 @@ pub struct SetLease {
     pub fencing_token: u64,
     /// The TTL that was granted, in milliseconds.
     pub ttl_ms: u32,
-    /// How long all locks may be trusted, in milliseconds: until the time when the request was sent +
+    /// How long all locks may be trusted, in milliseconds. Their deadline is the sending of the request plus
     /// `elapsed_ms` + `validity_ms`, by a monotonic clock.
     pub validity_ms: u32,
     /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
@@ -399,8 +399,8 @@ pub struct ExtendResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub retry_after_ms: Option<u64>,
-    /// Only with status 200: how long the lock may be trusted, in milliseconds: until the time
-    /// when the request was sent + `elapsed_ms` + `validity_ms`, by a monotonic clock.
+    /// Only with status 200: how long the lock may be trusted, in milliseconds. Its deadline
+    /// is the sending of the request plus `elapsed_ms` + `validity_ms`, by a monotonic clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false))]
     pub validity_ms: Option<u32>,
@@ -441,8 +441,8 @@ pub struct Lease {
     pub fencing_token: u64,
     /// The TTL that was granted, in milliseconds.
     pub ttl_ms: u32,
-    /// How long the lock may be trusted, in milliseconds: until the time when the request was sent +
-    /// `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
+    /// How long the lock may be trusted, in milliseconds. Its deadline is the sending of the request
+    /// plus `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
     /// time left.
     pub validity_ms: u32,
     /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,

@@ -29,8 +29,8 @@ const GUARDS: [(HeaderName, &str); 4] = [
 pub(super) const PICTURE_POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox";
 
-/// Adds the headers to pages for people, unless an answer has its own. Other answers do not get them, because their clients would
-/// not read them.
+/// Adds these headers to the pages that people see, unless a page sets its own. Answers for programs
+/// do not get them, because programs would not read them.
 pub(super) fn guarded<S: Clone + Send + Sync + 'static>(pages: Router<S>) -> Router<S> {
     GUARDS.into_iter().fold(pages, |pages, (name, value)| {
         pages.layer(SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value)))

@@ -56,8 +56,8 @@ impl FromRequestParts<Route> for AcquireHead {
 }
 
 impl AcquireHead {
-    /// Returns how long to wait for the lock, and the seconds of `Prefer: wait` if they decide
-    /// that. `wait_ms` in the body takes precedence over `Prefer`.
+    /// Returns how long the request waits for the lock. If `Prefer: wait` decided that, it also
+    /// returns the seconds, for `Preference-Applied`. `wait_ms` in the body takes precedence.
     pub(super) fn wait(
         &self,
         wait_ms: Option<&Value>,
@@ -76,7 +76,7 @@ impl AcquireHead {
     }
 }
 
-/// The arguments of a deferred request that are in its head.
+/// What the headers of `POST /requests` say.
 pub(super) struct DeferHead {
     /// The client claims the lock with this key.
     pub(super) idempotency_key: String,

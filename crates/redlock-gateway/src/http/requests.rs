@@ -36,16 +36,16 @@ use crate::overload::in_flight::RequestClass;
 
 /// Create a deferred request
 ///
-/// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-/// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-/// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-/// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-/// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-/// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+/// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+/// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+/// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+/// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+/// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+/// several. Send the same `slots` and `take`. Without a claim, the lock expires.
 ///
 /// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-/// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-/// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+/// too. The repetition changes nothing: the fields of the first request count. After the end, a
+/// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 /// in the rate of the key and in the client's share of the masters' memory.
 #[utoipa::path(
     post, path = "/requests", operation_id = "createRequest", tag = "locks",

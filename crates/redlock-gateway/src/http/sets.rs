@@ -38,7 +38,7 @@ use crate::overload::in_flight::RequestClass;
 /// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 /// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 /// refused it. The request counts once for each name in the rate of the key and in the
-/// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+/// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 #[utoipa::path(
     post, path = "/locks", operation_id = "acquireLocks", tag = "locks",
     params(

@@ -46,7 +46,8 @@ impl History {
         Self(Mutex::new(State { samples, last: (start, Counts::default()) }))
     }
 
-    /// Ends a sample. `totals`: the counts since the start of the gateway.
+    /// Ends the running sample. `totals` are the counts since the gateway started; the sample gets
+    /// what they have grown by since the sample before.
     pub(super) fn sample(&self, ended: Instant, totals: Counts, waiting: usize) {
         let mut state = self.0.lock();
         let (began, before) = std::mem::replace(&mut state.last, (ended, totals));

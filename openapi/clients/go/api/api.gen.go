@@ -458,8 +458,8 @@ type ExtendResult struct {
 	// deadline stands: try again.
 	Status int32 `json:"status"`
 
-	// ValidityMs Only with status 200: how long the lock may be trusted, in milliseconds: until the time
-	// when the request was sent + `elapsed_ms` + `validity_ms`, by a monotonic clock.
+	// ValidityMs Only with status 200: how long the lock may be trusted, in milliseconds. Its deadline
+	// is the sending of the request plus `elapsed_ms` + `validity_ms`, by a monotonic clock.
 	ValidityMs *int32 `json:"validity_ms,omitempty"`
 
 	// Waiters Only with status 200: how many requests wait for the lock at this gateway, as in the answer
@@ -537,8 +537,8 @@ type Lease struct {
 	// TTLMs The TTL that was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs How long the lock may be trusted, in milliseconds: until the time when the request was sent +
-	// `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
+	// ValidityMs How long the lock may be trusted, in milliseconds. Its deadline is the sending of the request
+	// plus `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
 	// time left.
 	ValidityMs int32 `json:"validity_ms"`
 
@@ -857,7 +857,7 @@ type SetLease struct {
 	// TTLMs The TTL that was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs How long all locks may be trusted, in milliseconds: until the time when the request was sent +
+	// ValidityMs How long all locks may be trusted, in milliseconds. Their deadline is the sending of the request plus
 	// `elapsed_ms` + `validity_ms`, by a monotonic clock.
 	ValidityMs int32 `json:"validity_ms"`
 }
@@ -1165,7 +1165,7 @@ type ClientInterface interface {
 	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 	// refused it. The request counts once for each name in the rate of the key and in the
-	// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+	// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1183,7 +1183,7 @@ type ClientInterface interface {
 	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 	// refused it. The request counts once for each name in the rate of the key and in the
-	// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+	// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -1330,16 +1330,16 @@ type ClientInterface interface {
 
 	// CreateRequestWithBody Create a deferred request
 	//
-	// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-	// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-	// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+	// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+	// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+	// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+	// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+	// several. Send the same `slots` and `take`. Without a claim, the lock expires.
 	//
 	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-	// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+	// too. The repetition changes nothing: the fields of the first request count. After the end, a
+	// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 	// in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type.
@@ -1349,16 +1349,16 @@ type ClientInterface interface {
 
 	// CreateRequest Create a deferred request
 	//
-	// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-	// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-	// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+	// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+	// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+	// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+	// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+	// several. Send the same `slots` and `take`. Without a claim, the lock expires.
 	//
 	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-	// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+	// too. The repetition changes nothing: the fields of the first request count. After the end, a
+	// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 	// in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type.
@@ -1526,7 +1526,7 @@ func (c *Client) ExtendLocks(ctx context.Context, body ExtendLocksJSONRequestBod
 // while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 // place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 // refused it. The request counts once for each name in the rate of the key and in the
-// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 //
 // Takes any type of body and a specified content type.
 //
@@ -1554,7 +1554,7 @@ func (c *Client) AcquireLocksWithBody(ctx context.Context, params *AcquireLocksP
 // while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 // place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 // refused it. The request counts once for each name in the rate of the key and in the
-// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -1791,16 +1791,16 @@ func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn
 
 // CreateRequestWithBody Create a deferred request
 //
-// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+// several. Send the same `slots` and `take`. Without a claim, the lock expires.
 //
 // Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+// too. The repetition changes nothing: the fields of the first request count. After the end, a
+// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 // in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type.
@@ -1820,16 +1820,16 @@ func (c *Client) CreateRequestWithBody(ctx context.Context, params *CreateReques
 
 // CreateRequest Create a deferred request
 //
-// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+// several. Send the same `slots` and `take`. Without a claim, the lock expires.
 //
 // Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+// too. The repetition changes nothing: the fields of the first request count. After the end, a
+// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 // in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type.
@@ -2839,7 +2839,7 @@ type ClientWithResponsesInterface interface {
 	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 	// refused it. The request counts once for each name in the rate of the key and in the
-	// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+	// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -2857,7 +2857,7 @@ type ClientWithResponsesInterface interface {
 	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 	// refused it. The request counts once for each name in the rate of the key and in the
-	// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+	// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -3012,16 +3012,16 @@ type ClientWithResponsesInterface interface {
 
 	// CreateRequestWithBodyWithResponse Create a deferred request
 	//
-	// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-	// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-	// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+	// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+	// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+	// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+	// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+	// several. Send the same `slots` and `take`. Without a claim, the lock expires.
 	//
 	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-	// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+	// too. The repetition changes nothing: the fields of the first request count. After the end, a
+	// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 	// in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -3031,16 +3031,16 @@ type ClientWithResponsesInterface interface {
 
 	// CreateRequestWithResponse Create a deferred request
 	//
-	// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-	// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-	// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-	// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+	// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+	// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+	// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+	// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+	// several. Send the same `slots` and `take`. Without a claim, the lock expires.
 	//
 	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-	// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+	// too. The repetition changes nothing: the fields of the first request count. After the end, a
+	// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 	// in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -4953,7 +4953,7 @@ func (c *ClientWithResponses) ExtendLocksWithResponse(ctx context.Context, body 
 // while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 // place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 // refused it. The request counts once for each name in the rate of the key and in the
-// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -4977,7 +4977,7 @@ func (c *ClientWithResponses) AcquireLocksWithBodyWithResponse(ctx context.Conte
 // while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
 // place in a queue: it goes behind the waiters of its priority in the queue of the lock that
 // refused it. The request counts once for each name in the rate of the key and in the
-// client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -5186,16 +5186,16 @@ func (c *ClientWithResponses) GetReadinessWithResponse(ctx context.Context, reqE
 
 // CreateRequestWithBodyWithResponse Create a deferred request
 //
-// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+// several. Send the same `slots` and `take`. Without a claim, the lock expires.
 //
 // Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+// too. The repetition changes nothing: the fields of the first request count. After the end, a
+// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 // in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -5211,16 +5211,16 @@ func (c *ClientWithResponses) CreateRequestWithBodyWithResponse(ctx context.Cont
 
 // CreateRequestWithResponse Create a deferred request
 //
-// Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-// `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-// `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-// for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+// several. Send the same `slots` and `take`. Without a claim, the lock expires.
 //
 // Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-// request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+// too. The repetition changes nothing: the fields of the first request count. After the end, a
+// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
 // in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).

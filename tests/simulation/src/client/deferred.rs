@@ -1,4 +1,4 @@
-//! Requests that are answered before they are granted, as the gateway serves `POST /requests`.
+//! Deferred requests: those of `POST /requests`, which are answered before they are granted.
 //!
 //! A process of the gateway waits for the lock with a short TTL, the accept window, and rings the
 //! client. It neither extends nor releases the grant, except that it undoes the grant if the client

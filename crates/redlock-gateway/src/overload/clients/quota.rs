@@ -467,7 +467,9 @@ mod tests {
         quota.check_release(&named("0"), &few).expect("a holder may release its locks");
         let stray_watermarks = (0..1000).take_while(|n| {
             let name = format!("{n:03}");
-            let may = quota.check_release(&named(&name), &few).is_ok();
+            let refused = quota.check_release(&named(&name), &few).err();
+            assert!(refused.is_none_or(|exceeded| exceeded.is_of_releases));
+            let may = refused.is_none();
             may.then(|| quota.record_stray_release(&name, &few)).is_some()
         });
         assert_eq!(stray_watermarks.count() as u64, 10 * LOCK / (WATERMARK + 2));

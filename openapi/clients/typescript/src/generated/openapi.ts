@@ -119,7 +119,7 @@ export interface paths {
          *     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
          *     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
          *     refused it. The request counts once for each name in the rate of the key and in the
-         *     client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+         *     client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
          */
         post: operations["acquireLocks"];
         /**
@@ -153,16 +153,16 @@ export interface paths {
         put?: never;
         /**
          * Create a deferred request
-         * @description Waits for a lock, or for a set of locks, without a connection. The answer is 202 once the request
-         *     waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
-         *     keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter), and sends a signed
-         *     `LockReady` to `callback_url`. Then claim the lock at any gateway, with the same
-         *     `Idempotency-Key`: send `POST /locks/{name}` for one name, and `POST /locks` with the same names
-         *     for several. Send the same `slots` and `take`. Without a claim, the lock expires.
+         * @description Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
+         *     as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
+         *     lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
+         *     and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
+         *     `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
+         *     several. Send the same `slots` and `take`. Without a claim, the lock expires.
          *
          *     Until the request ends, a repetition with the same key and names finds it, and is answered 202
-         *     too. It changes nothing: the fields of the first request stand. After the end, a repetition is a new
-         *     request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
+         *     too. The repetition changes nothing: the fields of the first request count. After the end, a
+         *     repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
          *     in the rate of the key and in the client's share of the masters' memory.
          */
         post: operations["createRequest"];
@@ -581,8 +581,8 @@ export interface components {
             status: number;
             /**
              * Format: int32
-             * @description Only with status 200: how long the lock may be trusted, in milliseconds: until the time
-             *     when the request was sent + `elapsed_ms` + `validity_ms`, by a monotonic clock.
+             * @description Only with status 200: how long the lock may be trusted, in milliseconds. Its deadline
+             *     is the sending of the request plus `elapsed_ms` + `validity_ms`, by a monotonic clock.
              */
             validity_ms?: number;
             /**
@@ -723,8 +723,8 @@ export interface components {
             ttl_ms: number;
             /**
              * Format: int32
-             * @description How long the lock may be trusted, in milliseconds: until the time when the request was sent +
-             *     `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
+             * @description How long the lock may be trusted, in milliseconds. Its deadline is the sending of the request
+             *     plus `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
              *     time left.
              */
             validity_ms: number;
@@ -1277,7 +1277,7 @@ export interface components {
             ttl_ms: number;
             /**
              * Format: int32
-             * @description How long all locks may be trusted, in milliseconds: until the time when the request was sent +
+             * @description How long all locks may be trusted, in milliseconds. Their deadline is the sending of the request plus
              *     `elapsed_ms` + `validity_ms`, by a monotonic clock.
              */
             validity_ms: number;

@@ -136,7 +136,8 @@ def sync_detailed(
     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
     refused it. The request counts once for each name in the rate of the key and in the
-    client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+    client's share of the masters' memory. To wait for a set without an open connection, use `POST
+    /requests`.
 
     Args:
         idempotency_key (str | Unset):
@@ -185,7 +186,8 @@ def sync(
     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
     refused it. The request counts once for each name in the rate of the key and in the
-    client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+    client's share of the masters' memory. To wait for a set without an open connection, use `POST
+    /requests`.
 
     Args:
         idempotency_key (str | Unset):
@@ -229,7 +231,8 @@ async def asyncio_detailed(
     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
     refused it. The request counts once for each name in the rate of the key and in the
-    client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+    client's share of the masters' memory. To wait for a set without an open connection, use `POST
+    /requests`.
 
     Args:
         idempotency_key (str | Unset):
@@ -276,7 +279,8 @@ async def asyncio(
     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
     refused it. The request counts once for each name in the rate of the key and in the
-    client's share of the masters' memory. `POST /requests` waits for a set without a connection.
+    client's share of the masters' memory. To wait for a set without an open connection, use `POST
+    /requests`.
 
     Args:
         idempotency_key (str | Unset):
