@@ -48,6 +48,20 @@ async fn the_output_is_only_json_with_log_format_json() {
     let caution = lines.iter().find(|line| line["level"] == "WARN").expect("a caution");
     assert!(caution.to_string().contains("nothing is stored"), "{caution}");
     assert_eq!(gateway.stderr(), "");
+
+    // Found before the log starts, and after it.
+    let address = gateway.address().to_string();
+    for (flags, code, word) in [
+        (["--listen", "0.0.0.0:0"], 2, "--allow-anonymous"),
+        (["--listen", address.as_str()], 1, address.as_str()),
+    ] {
+        let json = ["--embedded", "--log-format", "json"];
+        let failed = Launch::bare(&[flags.as_slice(), &json].concat()).finish().await;
+        assert_eq!(failed.code, Some(code), "{failed:?}");
+        let error: Value = serde_json::from_str(&failed.stderr).unwrap();
+        assert_eq!(error["level"], "ERROR", "{failed:?}");
+        assert!(error["message"].as_str().unwrap().contains(word), "{failed:?}");
+    }
 }
 
 #[tokio::test]

@@ -20,12 +20,11 @@ Examples:
 
 Waiting:
   `run` waits until the lock is free, as flock does. `--wait 10m` waits for at
-  most 10 minutes, and `--wait 0` tries once. The gateway serves those who
-  wait by --priority, then in the order of their arrival, and `run` shows its
-  place in that line.
-  With `--queue newest`, only the newest of these runs waits. An older one ends
-  with the exit code of a held lock: at once at the same gateway, and usually
-  within a second at another one.
+  most 10 minutes, and `--wait 0` tries once. The gateway puts the waiting in
+  a line: by --priority, then by arrival. `run` shows its place in that line.
+  With `--queue newest`, only the newest of these runs waits. Older runs end
+  with exit code 75: at once if they wait at the same gateway, otherwise
+  usually within a second.
   Without --wait, `run` ends at once if no gateway can be reached when it
   begins; `--wait forever` asks again until one answers.
   `acquire` tries once, unless --wait says how long to wait.
@@ -38,8 +37,8 @@ Several holders:
 Exit codes (`run` exits as its command does, with 128 + N after signal N):
   1    `nodes`: the gateway is not ready, for example without a quorum
   64   usage error, or the gateway refuses the request
-  69   no gateway decided
-  70   internal error, no process could be started, or a watchdog was killed
+  69   no gateway could be reached, or none could decide
+  70   internal error, for example if a process of `run` was killed
   75   somebody else holds the lock, or a newer run with `--queue newest` waits
        instead (`run`: see --conflict-exit-code); `watch --until` did not see
        the state
@@ -52,15 +51,15 @@ What `run` stops:
   The command and its descendants, also those that left its process group
   (timeout, setsid, a daemon).
   Three processes ensure that: `redlock run` and two watchdogs,
-  `redlock __watchdog`. If any two of them are killed (kill -9) or stopped,
-  the third kills the rest before the lock's deadline. If only a watchdog is
-  killed or stopped, `redlock run` stops the command and ends.
+  `redlock __watchdog`. If any two of them are killed (kill -9) or frozen
+  (SIGSTOP), the third kills the command before the lock's deadline. If only
+  a watchdog is killed or frozen, `redlock run` stops the command and ends.
   If the command ends by itself, a daemon that it left behind goes on. So
-  does a process that was started by `setsid`, because `setsid` ends at once:
-  use `setsid -w`. If a signal ends the command, or if its exit code is 129,
+  does what `setsid` started, because `setsid` itself ends at once: use
+  `setsid -w`. If a signal ends the command, or if its exit code is 129,
   130, 131 or 143, all of its processes are stopped, also daemons.
-  A command that somebody stops (SIGSTOP) is continued. Otherwise it would
-  keep the lock for as long as it is stopped.
+  A command that somebody freezes (SIGSTOP) is continued. Otherwise it would
+  keep the lock for as long as it is frozen.
 
 What `run` cannot stop:
   Processes that others start for the command (docker, systemd-run).
@@ -69,15 +68,15 @@ What `run` cannot stop:
   and keeps the lock until its TTL ends. The same holds for processes that
   left the command's process group and that /proc hides (hidepid).
   Descendants of the command, if `redlock run` and both watchdogs are killed
-  at once: only the command itself dies. If all three are stopped, nothing is
+  at once: only the command itself dies. If all three are frozen, nothing is
   killed.
-  Orphans, if a watchdog is killed and `redlock run` replaced a shell with
-  background jobs (exec).
+  Orphans, if a watchdog is killed and a shell with background jobs ran
+  `exec redlock run`.
 
 Terminals:
-  In a pipeline, the terminal goes to the process that reads it. If the
-  command reads the terminal while it belongs to another job, `run` reports
-  an error and stops the command.";
+  In a pipeline, the terminal goes to the process that reads from it. If the
+  command reads from the terminal while another job has it, `run` reports an
+  error and stops the command.";
 
 const AFTER_WATCH: &str = "\
 Examples:
@@ -263,8 +262,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
         prefix: String,
     },
-    /// Release a lock whoever holds it; the holder is not stopped, so only a resource that checks
-    /// fencing tokens refuses its late writes
+    /// Release a lock, whoever holds it. The holder goes on: only a resource that checks fencing
+    /// tokens refuses the holder's late writes
     ForceRelease {
         name: String,
         /// Which slot of the lock to release, as `status` shows them
@@ -354,7 +353,7 @@ pub(crate) struct Lock {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) slots: Option<u32>,
 
-    /// How many of the slots to take, all or none: 1 to --slots
+    /// Number of slots to take, never fewer: 1 to --slots
     #[arg(long, value_name = "NUMBER", requires = "slots", default_value_t = 1, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) take: u32,
 
@@ -362,8 +361,9 @@ pub(crate) struct Lock {
     #[arg(long, value_name = "0-9", value_parser = clap::value_parser!(u8).range(0..=9))]
     pub(crate) priority: Option<u8>,
 
-    /// Keep the lock closed for this time after its grant, even if it is released earlier. So a job of several hosts runs once although their clocks differ. At most the longest TTL
-    /// of the gateway
+    /// Keep the lock closed for this time after its grant, even if it is released earlier. So a job
+    /// on several hosts runs once, even if their clocks differ. At most the longest TTL of the
+    /// gateway
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) at_least: Duration,
 
@@ -441,7 +441,7 @@ pub(crate) struct Run {
     pub(crate) lock: Lock,
 
     /// How long to wait while somebody else holds the lock: 0 tries once, `forever` waits without
-    /// end, even while no gateway answers [default: without end, if a gateway can be reached at once]
+    /// end, even while no gateway answers [default: without end, once a gateway has answered]
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
 
@@ -456,7 +456,8 @@ pub(crate) struct Run {
     pub(crate) queue: Queue,
 
     /// Exit code when somebody else holds the lock, also at the end of --wait, and when a newer run
-    /// waits instead (--queue). With 0, a held lock counts as success. With another code than 75, an exit code of 75 comes from the command
+    /// waits instead (--queue). With 0, a held lock counts as success. If you set
+    /// another code, 75 can come only from the command
     #[arg(long, value_name = "CODE", default_value_t = HELD)]
     pub(crate) conflict_exit_code: u8,
 
@@ -469,9 +470,9 @@ pub(crate) struct Run {
     #[arg(long, value_enum, value_name = "SIGNAL", default_value = "TERM", ignore_case = true)]
     pub(crate) stop_signal: StopSignal,
 
-    /// Time between the stop signal and KILL when the lock is lost. KILL comes a sixth of
-    /// the TTL (250ms to 1s) plus 150ms before the lock's deadline. The grace and these two times
-    /// together must be less than half of the TTL [default: a sixth of the TTL, at most 5s]
+    /// Time between the stop signal and KILL when the lock is lost. KILL comes before the lock's
+    /// deadline, by 150ms + a sixth of the TTL (at least 250ms, at most 1s). The grace and these
+    /// two times together must be less than half of the TTL [default: a sixth of the TTL, at most 5s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
 

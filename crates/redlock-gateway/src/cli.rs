@@ -52,7 +52,7 @@ pub enum Command {
     /// Exit status: 0, a gateway would start and have a majority at once; 1, it would not; 2, the
     /// configuration cannot be used.
     Check(Settings),
-    /// Change the node set, max_ttl or clock_skew of an existing cluster
+    /// Change the masters, max_ttl or clock_skew of gateways in use
     ///
     /// Raising max_ttl takes seconds: all nodes keep voting. Do not stop the gateways first. Restart
     /// them afterwards, one by one, with the larger --max-ttl.

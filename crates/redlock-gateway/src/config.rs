@@ -90,7 +90,7 @@ pub struct Settings {
     /// locks
     ///
     /// On a non-loopback address the gateway needs nodes or this flag to start.
-    /// Otherwise a template that leaves out the nodes would start several gateways that each grant the
+    /// Otherwise a deployment that forgets --node would start several gateways that each grant the
     /// same lock.
     #[arg(help_heading = headings::NODES)]
     #[arg(long, env = "REDLOCK_EMBEDDED", action = ArgAction::Set)]
@@ -100,9 +100,9 @@ pub struct Settings {
     tls: TlsFlags,
     #[command(flatten)]
     pub limits: Limits,
-    /// How long a request waits for the other nodes once a majority has answered. For a majority it
-    /// waits up to 800 ms, or up to this time if this is longer. Each wait ends at the latest after a
-    /// tenth of the lock's TTL
+    /// How long a request waits for the other nodes once a majority has answered. Before that, it
+    /// waits for up to 800 ms, or for this time if it is longer. Each wait ends at the latest after
+    /// a tenth of the lock's TTL
     #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT", default_value = "50ms")]
     #[arg(value_parser = duration(SECOND / 1000..=SECOND * 10))]
@@ -155,8 +155,8 @@ pub struct Settings {
     )]
     #[arg(value_parser = count(MAX_COUNT))]
     pub max_waited_locks_per_client: usize,
-    /// Memory that the process may take; limits that no flag gives are derived from it [default:
-    /// 1GiB, or 3/4 of the control group's limit if that is smaller]
+    /// Memory that the process may take; limits without a flag on the command line are derived
+    /// from it [default: 1GiB, or 3/4 of the control group's limit if that is smaller]
     ///
     /// `check` shows how much memory each limit takes at most.
     #[arg(help_heading = headings::LOAD)]
@@ -164,9 +164,9 @@ pub struct Settings {
     memory_budget: Option<ByteSize>,
     /// Memory of a master that sets no maxmemory
     ///
-    /// While less than a third of a master's memory is free, a client whose locks take more than
-    /// twice the free memory is answered 429 and gets no new locks. Without --node the locks share
-    /// half of --memory-budget.
+    /// When less than a third of a master's memory is free, a client gets no new locks (429) if its
+    /// locks take more than twice the free part. Without --node the locks share half of
+    /// --memory-budget.
     #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MASTER_MEMORY", default_value = "1GiB", value_parser = value::memory)]
     pub master_memory: ByteSize,
@@ -236,13 +236,13 @@ pub struct Settings {
     #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
     pub cluster: Option<String>,
-    /// Let a brand-new cluster vote at once, if all nodes answer, none has a marker of an earlier
-    /// start, and no gateway without this flag has connected to the nodes before
+    /// Let new nodes grant locks at once, if all answer, none has a marker of an earlier start, and
+    /// no gateway without this flag has connected to them before
     ///
-    /// Without this flag, the nodes of a new cluster give no votes for --clock-skew + 3 s, plus
-    /// --max-ttl or --clock-skew, whichever is larger. The reason: a new cluster looks like one that lost all its data, whose locks may still be
-    /// in use. Give the flag for the first start only, and remove it afterwards. On a cluster that
-    /// lost all its data, wait that time yourself before you give the flag.
+    /// Without this flag, new nodes grant nothing for 3 s + --clock-skew + the larger of --max-ttl
+    /// and --clock-skew. The reason: new nodes look like nodes that lost their data while their
+    /// locks were in use. Give the flag for the first start only, and remove it afterwards. If all
+    /// nodes lost their data, wait that time yourself before you give the flag.
     #[arg(help_heading = headings::NODES)]
     #[arg(long, env = "REDLOCK_BOOTSTRAP", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
@@ -343,7 +343,7 @@ pub struct Settings {
     /// A group of locks with metrics of its own, such as deploy=deploy/*; repeat for each, at most
     /// 50 [default: none]
     ///
-    /// In a file it is a table: [groups] and below it deploy = "deploy/*". A star stands for any
+    /// In the file of --config it is a table: [groups] and below it deploy = "deploy/*". A star stands for any
     /// text. A lock may be in several groups, or in none.
     #[arg(help_heading = headings::OBSERVABILITY)]
     #[arg(

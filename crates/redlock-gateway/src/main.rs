@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use clap::CommandFactory;
 use redlock_core::node::eligibility::quarantine;
@@ -16,6 +17,7 @@ use redlock_gateway::{
     Reload, Running, ServeError, check_files, commands, http, listeners, run, telemetry,
     within_descriptors,
 };
+use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Number of task polls after which a busy tokio thread checks its sockets. With tokio's default of
@@ -45,8 +47,12 @@ enum Unusable {
 fn main() -> ExitCode {
     let line: Vec<_> = std::env::args_os().collect();
     let cli = config::parse::<Cli, Settings>(&line).unwrap_or_else(|error| error.exit());
+    let mut log_format = None;
     let done = match cli.command.unwrap_or(Command::Serve(cli.settings)) {
-        Command::Serve(settings) => on_runtime(settings, serve),
+        Command::Serve(settings) => {
+            log_format = settings.log_format;
+            on_runtime(settings, serve)
+        }
         Command::Key(KeyCommand::New { name, verbs, names, expires, out, auth_keys }) => {
             let key = commands::new_key(&name, &verbs, &names, expires.as_deref());
             let text = key.and_then(|key| match &out {
@@ -104,13 +110,13 @@ fn main() -> ExitCode {
             on_runtime(settings, async |config| {
                 match commands::reconfigure(&config, &old, yes).await {
                     Ok(()) => ExitCode::SUCCESS,
-                    Err(error) => fail(&error),
+                    Err(error) => fail(None, &error),
                 }
             })
         }
     };
     done.unwrap_or_else(|error| {
-        fail(&error);
+        fail(log_format, &error);
         ExitCode::from(UNUSABLE)
     })
 }
@@ -131,9 +137,18 @@ fn on_runtime(
     Ok(runtime.map_err(Unusable::Runtime)?.block_on(work(config)))
 }
 
-/// Prints an error, whose text contains the texts of its sources.
-fn fail(error: &impl Display) -> ExitCode {
-    print_error(format!("redlock-gateway: {error}\n"));
+/// Prints an error, whose text contains the texts of its sources. With `--log-format json`, it is
+/// a line of JSON with the fields of the log. RUST_LOG does not turn it off.
+fn fail(format: Option<LogFormat>, error: &impl Display) -> ExitCode {
+    print_error(match format {
+        Some(LogFormat::Json) => {
+            let now = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
+            let message = error.to_string();
+            let line = json!({ "timestamp": now, "level": "ERROR", "message": message });
+            format!("{line}\n")
+        }
+        _ => format!("redlock-gateway: {error}\n"),
+    });
     ExitCode::FAILURE
 }
 
@@ -148,16 +163,13 @@ fn openapi(version: &str) -> ExitCode {
 
 async fn serve(config: Config) -> ExitCode {
     let terminal = std::io::stdout().is_terminal();
-    let format = config.settings.log_format.unwrap_or(if terminal {
-        LogFormat::Text
-    } else {
-        LogFormat::Json
-    });
+    let asked_format = config.settings.log_format;
+    let format = asked_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
     let _log = telemetry::start_logging(format);
     let asked = config.capacity.connections;
     let config = match within_descriptors(config) {
         Ok(config) => config,
-        Err(error) => return fail(&error),
+        Err(error) => return fail(asked_format, &error),
     };
     let capacity = &config.capacity;
     if capacity.connections < asked {
@@ -173,14 +185,14 @@ async fn serve(config: Config) -> ExitCode {
     }
     let listeners = match listeners(&config) {
         Ok(listeners) => listeners,
-        Err(error) => return fail(&error),
+        Err(error) => return fail(asked_format, &error),
     };
     // The signal handlers are installed before the gateway starts. Without a handler, a signal
     // during the start would kill the process at once.
     let (mut terminate, mut interrupt) =
         match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
             (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
-            (Err(error), _) | (_, Err(error)) => return fail(&error),
+            (Err(error), _) | (_, Err(error)) => return fail(asked_format, &error),
         };
     let shutdown = async move {
         tokio::select! {
@@ -190,14 +202,14 @@ async fn serve(config: Config) -> ExitCode {
     };
     let reload = match reload_on_hangup() {
         Ok(reload) => reload,
-        Err(error) => return fail(&error),
+        Err(error) => return fail(asked_format, &error),
     };
     let banner = config.clone();
     match run(listeners, shutdown, &reload, config, |running| announce(&banner, format, running))
         .await
     {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&error),
+        Err(error) => fail(asked_format, &error),
     }
 }
 

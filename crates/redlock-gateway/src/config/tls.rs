@@ -25,7 +25,8 @@ pub(super) struct TlsFlags {
     /// Accept client certificates that one of the authorities in this PEM file issued; needs
     /// --tls-cert and --auth-keys
     ///
-    /// A client certificate acts as the API key in --auth-keys whose `certificate` equals its subject.
+    /// A client certificate stands for the API key whose `certificate` in --auth-keys is the
+    /// certificate's subject.
     #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,

@@ -3,7 +3,8 @@
 
 mod body;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
 use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Query};
@@ -11,7 +12,6 @@ use http::request::Parts;
 use http::{HeaderMap, Uri};
 use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN, PREFER};
 use redlock_core::{Info, LockName, LockToken, Priority, QueueMode, Slots, Ttl};
-use serde::Deserialize;
 use serde_json::Value;
 use utoipa::IntoParams;
 
@@ -28,6 +28,8 @@ use crate::transport::disconnect::Peer;
 
 /// Limit on an `owner` label, in Unicode characters, as JSON Schema counts them.
 const MAX_LABEL: usize = 255;
+/// Limit on the locks of a page of a listing.
+const MAX_PAGE: u16 = 1000;
 /// Limit on all keys and values of `metadata` together, in bytes.
 const MAX_METADATA: usize = 1024;
 
@@ -225,7 +227,7 @@ fn release_query(uri: &Uri) -> Result<ReleaseQuery, ApiError> {
         }
         seen.push(name);
         match place {
-            Some(place) => *place = Some(slot_number(name, value)?),
+            Some(place) => *place = Some(up_to(Slots::MAX, name, value)?),
             None if matches!(value, "true" | "false") => query.force = value == "true",
             None => {
                 let detail = "force is neither true nor false; send force=true to release the lock whoever holds it";
@@ -237,11 +239,11 @@ fn release_query(uri: &Uri) -> Result<ReleaseQuery, ApiError> {
 }
 
 /// A number of slots, or of a slot, in a query.
-fn slot_number(name: &str, value: &str) -> Result<u16, ApiError> {
-    let number = value.parse().ok().filter(|number| (1..=Slots::MAX).contains(number));
+fn up_to(max: u16, name: &str, value: &str) -> Result<u16, ApiError> {
+    let number = value.parse().ok().filter(|number| (1..=max).contains(number));
     number.ok_or_else(|| {
-        let given: String = value.chars().take(40).collect();
-        INVALID_PARAMETER.because(format!("{name} is {given:?}; allowed are 1 to {}", Slots::MAX))
+        let given = shortened(format_args!("{value:?}"));
+        INVALID_PARAMETER.because(format!("{name} is {given}; allowed are 1 to {max}"))
     })
 }
 
@@ -255,7 +257,7 @@ impl<S: Send + Sync> FromRequestParts<S> for InspectQuery {
         match parts.uri.query() {
             None | Some("") => Ok(Self(Slots::MAX)),
             Some(query) => match query.split_once('=') {
-                Some(("slots", value)) => slot_number("slots", value).map(Self),
+                Some(("slots", value)) => up_to(Slots::MAX, "slots", value).map(Self),
                 _ => Err(INVALID_PARAMETER
                     .because("the only query parameter here is slots=K: how many slots to read")),
             },
@@ -324,27 +326,19 @@ pub(super) fn token_or_key(headers: &HeaderMap) -> Result<TokenOrKey, ApiError> 
 }
 
 /// The query of a listing.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
     /// Lists only locks whose names begin with this text.
-    #[serde(default)]
     #[param(required = false, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]*$")]
     pub(super) prefix: String,
     /// Maximum number of locks on a page, 1 to 1000. A page with fewer locks need not be the last
     /// page. Only the last page has no `next_cursor`.
-    #[serde(default = "default_limit")]
     #[param(required = false, minimum = 1, maximum = 1000, default = 100)]
-    pub(super) limit: u32,
+    pub(super) limit: u16,
     /// `next_cursor` of the page before.
-    #[serde(default)]
     #[param(required = false)]
     cursor: String,
-}
-
-fn default_limit() -> u32 {
-    100
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for ListQuery {
@@ -353,11 +347,26 @@ impl<S: Send + Sync> FromRequestParts<S> for ListQuery {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         no_secret(parts.uri.query().unwrap_or_default())
             .map_err(|detail| INVALID_PARAMETER.because(detail))?;
-        let query = Query::<Self>::from_request_parts(parts, state).await;
-        let Query(query) = query.map_err(|error| INVALID_PARAMETER.because(error.body_text()))?;
-        if !(1..=1000).contains(&query.limit) {
-            return Err(INVALID_PARAMETER
-                .because(format!("limit is {}; allowed are 1 to 1000", query.limit)));
+        let pairs = Query::<Vec<(String, String)>>::from_request_parts(parts, state).await;
+        let Query(pairs) = pairs.map_err(|error| INVALID_PARAMETER.because(error.body_text()))?;
+        let mut query = Self { prefix: String::new(), limit: 100, cursor: String::new() };
+        let mut seen = HashSet::new();
+        for (name, value) in pairs {
+            match name.as_str() {
+                "prefix" => query.prefix = value,
+                "limit" => query.limit = up_to(MAX_PAGE, "limit", &value)?,
+                "cursor" => query.cursor = value,
+                _ => {
+                    let detail = format!(
+                        "unknown query parameter {}; allowed are prefix, limit and cursor",
+                        shortened(format_args!("{name:?}"))
+                    );
+                    return Err(INVALID_PARAMETER.because(detail));
+                }
+            }
+            if let Some(twice) = seen.replace(name) {
+                return Err(INVALID_PARAMETER.because(format!("{twice} is given twice; send one")));
+            }
         }
         if !query.prefix.is_empty() {
             LockName::check_part(&query.prefix)
@@ -429,10 +438,10 @@ fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, A
                 return match seconds.parse() {
                     Ok(seconds) => Ok(Some(seconds)),
                     Err(_) => {
-                        let given = seconds.chars().take(40).collect::<String>();
+                        let given = shortened(format_args!("{seconds:?}"));
                         let max = limits.max_wait.as_secs();
                         let what = format!(
-                            "Prefer: wait is {given:?}; allowed are 0 to {max} whole seconds"
+                            "Prefer: wait is {given}; allowed are 0 to {max} whole seconds"
                         );
                         Err(INVALID_WAIT.because(what))
                     }
@@ -654,7 +663,7 @@ fn invalid_wait(what: &str, limits: &Limits) -> ApiError {
 }
 
 /// The value as an error quotes it, 40 characters at most.
-fn shortened(value: &Value) -> String {
+fn shortened(value: impl Display) -> String {
     let text = value.to_string();
     match text.char_indices().nth(40) {
         Some((end, _)) => format!("{}…", &text[..end]),

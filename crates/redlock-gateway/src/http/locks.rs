@@ -382,7 +382,7 @@ pub(super) async fn list(
         client: access.client(),
         principal: access.caller().principal(),
         prefix: &query.prefix,
-        limit: query.limit as usize,
+        limit: usize::from(query.limit),
         cursor: query.cursor(),
     };
     let page = access

@@ -30,7 +30,7 @@ kinds! {
     INVALID_NAME: BAD_REQUEST, InvalidName, "Invalid lock name", "the name has ' ' at byte 3; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]";
     INVALID_TTL: BAD_REQUEST, InvalidTtl, "Invalid TTL", "ttl_ms is 5; allowed are whole milliseconds from 10 to 300000";
     INVALID_WAIT: BAD_REQUEST, InvalidWait, "Invalid waiting time", "wait_ms is 60000; allowed are whole milliseconds from 0 to 25000";
-    INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `priority`, `queue`, `slots`, `take`, `hold_at_least_ms`, `owner`, `metadata` at line 1 column 6";
+    INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`; allowed are `ttl_ms`, `wait_ms`, `priority`, `queue`, `slots`, `take`, `hold_at_least_ms`, `owner`, `metadata` at line 1 column 6";
     INVALID_PARAMETER: BAD_REQUEST, InvalidParameter, "Invalid header or query parameter", "Idempotency-Key has 5 bytes; allowed are 16 to 255 visible ASCII characters";
     INVALID_CALLBACK: BAD_REQUEST, InvalidCallback, "Invalid callback", "callback_url: its origin is not allowed; allowed are https://hooks.example.com";
     MISSING_TOKEN: BAD_REQUEST, MissingToken, "Missing lock token", "the Lock-Token header is missing; send the token from the answer to the POST";

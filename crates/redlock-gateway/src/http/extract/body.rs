@@ -169,7 +169,7 @@ fn described(error: &serde_json::Error) -> String {
         Category::Syntax | Category::Io => format!("the body is not JSON: {text}{place}"),
         Category::Data => match elsewhere(text) {
             Some(advice) => advice.into(),
-            None => format!("{text}{place}"),
+            None => format!("{}{place}", text.replace(", expected one of ", "; allowed are ")),
         },
     };
     if holds_secret(&error) {
