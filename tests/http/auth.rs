@@ -439,6 +439,12 @@ async fn without_keys_force_and_addresses_are_local_only() {
     let loopback = Launch::embedded().start().await;
     loopback.acquire("job").await;
     assert_eq!(loopback.call(Method::DELETE, "/locks/job?force=true").send().await.status, 204);
+    let says = |problem: &Value, words: &str| {
+        assert!(problem["detail"].as_str().unwrap().contains(words), "{problem:#}");
+    };
+    let through_proxy = loopback.call(Method::DELETE, "/locks/job?force=true");
+    let denied = through_proxy.header("x-forwarded-for", "192.0.2.1").send().await;
+    says(&denied.problem(403, "forbidden"), "a request without headers of a proxy");
     let gateway = Launch::embedded()
         .flag("--listen", "0.0.0.0:0")
         .argument("--embedded")
@@ -447,7 +453,7 @@ async fn without_keys_force_and_addresses_are_local_only() {
         .await;
     let lease = gateway.acquire("job").await;
     let denied = gateway.call(Method::DELETE, "/locks/job?force=true").send().await;
-    denied.problem(403, "forbidden");
+    says(&denied.problem(403, "forbidden"), "it needs a loopback --listen");
     assert!(
         !denied.headers.contains_key("www-authenticate"),
         "no credentials can help: {denied:?}"
@@ -479,6 +485,14 @@ async fn without_keys_force_and_addresses_are_local_only() {
     // The banner appears after the first line of the log, so this waits for it.
     let caution = "keys and tokens travel as plain text";
     eventually(caution, async || world.stdout().contains(caution).then_some(())).await;
+
+    let none = Scratch::new("keys.toml", "# no key yet\n");
+    let closed = with_keys(&none).start().await;
+    closed.post("job", json!({})).await.problem(401, "unauthenticated");
+    eventually("the log warns", async || {
+        closed.stdout().contains("nobody is let in").then_some(())
+    })
+    .await;
 
     let broken = Scratch::new("keys.toml", "[[key]]\nname = 'a b'\nallow = []");
     let refused = with_keys(&broken).finish().await;

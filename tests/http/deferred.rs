@@ -142,7 +142,10 @@ async fn a_deferred_request_is_announced_and_claimed() {
     let again = deferred(&gateway, "a/b", &other, json!({})).await;
     assert_eq!((path_of(&again), &again.json()["state"]), (path_of(&second), &json!("ready")));
     is_state(&gateway, &path_of(&second), "ready").await;
-    let claim = post(&gateway, "a/b", &other, json!({ "ttl_ms": 60_000 })).send().await;
+    // A claim for a shorter time keeps the time that is left.
+    let claim = post(&gateway, "a/b", &other, json!({ "ttl_ms": 10 })).send().await;
+    assert_eq!(claim.json()["ttl_ms"], 10);
+    assert!(claim.json()["validity_ms"].as_u64() > Some(10), "{claim:?}");
     freed(&gateway, "a/b", &Lease::from(&claim)).await;
     assert!(receiver.arrived().is_none(), "one grant with a URL, one callback");
     let samples = Samples::of(&gateway).await;
@@ -872,7 +875,8 @@ async fn a_new_secret_signs_without_a_restart() {
     std::fs::write(secret.path(), "whsec_short\n").unwrap();
     eventually("the log names the line", async || {
         let log = gateway.stdout();
-        (log.contains("line 1 is no secret") && log.contains("the old secrets stay")).then_some(())
+        (log.contains("line 1 is not a secret") && log.contains("the old secrets stay"))
+            .then_some(())
     })
     .await;
     assert!(!gateway.stdout().contains("whsec_short"));

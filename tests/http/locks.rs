@@ -356,6 +356,9 @@ async fn a_lock_is_not_extended_beyond_max_hold() {
         // The lock can still be released, unless it has expired.
         let released = gateway.delete("job", &lease.token).await;
         assert!([204, 404].contains(&released.status), "{released:?}");
+        // The token is too old, also while nobody holds the lock.
+        let late = gateway.patch("job", &lease.token, 1_000).await;
+        late.problem(409, "max_hold_reached");
         (released.status == 204).then_some(())
     })
     .await;

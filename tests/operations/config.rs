@@ -66,6 +66,26 @@ async fn an_address_that_others_can_reach_needs_consent() {
 }
 
 #[tokio::test]
+async fn addresses_that_overlap_are_refused_by_check_too() {
+    for (clients, operators) in [
+        ("127.0.0.1:9999", "127.0.0.1:9999"),
+        ("127.0.0.1:9999", "0.0.0.0:9999"),
+        ("127.0.0.1:9999", "[::]:9999"),
+        ("[::1]:9999", "[::]:9999"),
+    ] {
+        for command in ["serve", "check"] {
+            let flags = [command, "--listen", clients, "--admin-listen", operators];
+            let refused = Launch::bare(&flags).finish().await;
+            assert_refused(command, &refused, &["--admin-listen", "overlaps", clients, operators]);
+        }
+    }
+    // The first address is free on IPv6 only, the second one on IPv4 only.
+    let flags = ["check", "--listen", "[::1]:9999", "--admin-listen", "0.0.0.0:9999"];
+    let checked = Launch::bare(&flags).finish().await;
+    assert!(!checked.stderr.contains("overlaps"), "{checked:?}");
+}
+
+#[tokio::test]
 async fn bad_flags_are_refused_with_flag_value_and_allowed_values() {
     let node = format!("http://:{SECRET}@redis-1:6379");
     let bad_port = format!("redis://:{SECRET}@redis-1:port");

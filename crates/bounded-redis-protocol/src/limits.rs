@@ -111,7 +111,7 @@ fn length(line: &[u8]) -> Result<usize, RedisProtocolError> {
     let digits = std::str::from_utf8(line)
         .ok()
         .filter(|line| line.bytes().all(|byte| byte.is_ascii_digit()));
-    digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| refused("a length is no number"))
+    digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| refused("a length is not a number"))
 }
 
 pub(crate) fn refused(why: impl Into<Cow<'static, str>>) -> RedisProtocolError {

@@ -123,8 +123,8 @@ pub struct SetLease {
     pub fencing_token: u64,
     /// The TTL that was granted, in milliseconds.
     pub ttl_ms: u32,
-    /// How long all locks may be trusted, in milliseconds. Their deadline is the sending of the request plus
-    /// `elapsed_ms` + `validity_ms`, by a monotonic clock.
+    /// How long all locks may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
+    /// `validity_ms`, by a monotonic clock. *sent* is when the client sent the request.
     pub validity_ms: u32,
     /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
     /// waiting included.
@@ -215,7 +215,7 @@ pub struct HeldLock {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "results": [
     { "name": "env/staging", "status": 204 },
-    { "name": "env/production", "status": 404, "code": "lock_not_found", "detail": "this grant is not held: it was released, or it has expired" }
+    { "name": "env/production", "status": 404, "code": "lock_not_found", "detail": "this grant is not held: it was released, has expired, or was never made" }
 ] })))]
 pub struct ReleaseSetResults {
     /// One result for each name, in the order of the request.
@@ -367,7 +367,7 @@ impl fmt::Debug for LeaseRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "results": [
     { "name": "reports/nightly", "status": 200, "validity_ms": 29696, "elapsed_ms": 2 },
-    { "name": "reports/weekly", "status": 404, "code": "lock_not_found", "detail": "this grant is not held: it was released, or it has expired", "elapsed_ms": 2 }
+    { "name": "reports/weekly", "status": 404, "code": "lock_not_found", "detail": "this grant is not held: it was released, has expired, or was never made", "elapsed_ms": 2 }
 ] })))]
 pub struct ExtendManyResults {
     /// One result for each lease, in the order of the request.
@@ -399,8 +399,9 @@ pub struct ExtendResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub retry_after_ms: Option<u64>,
-    /// Only with status 200: how long the lock may be trusted, in milliseconds. Its deadline
-    /// is the sending of the request plus `elapsed_ms` + `validity_ms`, by a monotonic clock.
+    /// Only with status 200: how long the lock may be trusted, in milliseconds: until *sent* +
+    /// `elapsed_ms` + `validity_ms`, by a monotonic clock. *sent* is when the client sent the
+    /// request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false))]
     pub validity_ms: Option<u32>,
@@ -441,9 +442,9 @@ pub struct Lease {
     pub fencing_token: u64,
     /// The TTL that was granted, in milliseconds.
     pub ttl_ms: u32,
-    /// How long the lock may be trusted, in milliseconds. Its deadline is the sending of the request
-    /// plus `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
-    /// time left.
+    /// How long the lock may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
+    /// `validity_ms`, by a monotonic clock. *sent* is when the client sent the request. More than
+    /// `ttl_ms` after an extension that was shorter than the time left.
     pub validity_ms: u32,
     /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
     /// waiting included.

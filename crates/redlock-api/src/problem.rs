@@ -20,7 +20,7 @@ pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
     "acquired_at": "2025-11-21T11:39:25.123Z", "queue_position": 3, "queue_place_expires_ms": 10000
 }), json!({
     "type": "urn:redlock:problem:lock_held", "title": "The lock is held", "status": 409, "code": "lock_held",
-    "detail": "4 slots are taken, and too few are left for this request; enough may be free in 21400 ms",
+    "detail": "1 slot is wanted, none is free; enough may be free in 21400 ms",
     "request_id": "5f2b7c0e9a3d4418", "retry_after_ms": 5000, "holder": "build 4711", "expires_in_ms": 21400,
     "acquired_at": "2025-11-21T11:39:25.123Z", "holders": [
         { "slot": 1, "holder": "build 4711", "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z" },

@@ -31,7 +31,7 @@ pub(crate) async fn top(service: &Service, prefix: String, is_json: bool) -> Exi
     }
     if !std::io::stdout().is_terminal() {
         return ExitOutcome::Usage(
-            "top draws a screen, and standard output is no terminal; \
+            "top draws a screen, and standard output is not a terminal; \
              use `redlock watch --prefix P` or `redlock list`"
                 .into(),
         );

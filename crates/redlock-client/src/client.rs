@@ -186,7 +186,7 @@ impl ClientBuilder {
 fn parse(text: &str) -> Result<Url, Error> {
     // The part before an @ may be a password.
     let shown = text.rsplit('@').next().unwrap_or_default();
-    let refused = |why: String| Error::Setup(format!("{shown:?} is no URL of a gateway: {why}"));
+    let refused = |why: String| Error::Setup(format!("{shown:?} is not a URL of a gateway: {why}"));
     let mut url = Url::parse(text).map_err(|error| refused(error.to_string()))?;
     if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
         return Err(refused("it has to begin with http:// or https://, and name a host".into()));

@@ -66,7 +66,7 @@ impl Call {
     pub(crate) fn of_lock(method: Method, name: &str) -> Result<Self, crate::Error> {
         if matches!(name, "" | "." | "..") {
             return Err(crate::Error::Setup(format!(
-                "{name:?} is no name of a lock: a URL path cannot contain it"
+                "{name:?} is not a name of a lock: a URL path cannot contain it"
             )));
         }
         let path = format!("locks/{}", encoded(name));

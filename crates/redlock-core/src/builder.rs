@@ -83,8 +83,8 @@ impl RedlockBuilder {
     }
 
     /// The longest TTL anybody may ask for, 5 minutes by default. A master that lost its data does
-    /// not vote for `max_ttl` + `max_clock_skew` + 3 s. It votes earlier if its locks have been
-    /// recovered from the other masters.
+    /// not vote for max(`max_ttl`, `max_clock_skew`) + `max_clock_skew` + 3 s. It votes earlier if
+    /// its locks have been recovered from the other masters.
     pub fn max_ttl(mut self, max_ttl: Ttl) -> Self {
         self.settings.max_ttl = max_ttl;
         self

@@ -145,10 +145,19 @@ pub struct HeldBy {
     /// The place in line of the request that was refused; `None` unless the request waited.
     pub line: Option<Box<LinePlace>>,
     /// See [`HeldBy::holders`]. A thin pointer, because every refusal of the core passes it on.
-    pub(crate) holders: Option<Arc<Vec<SlotHolder>>>,
+    pub(crate) full: Option<Arc<FullLock>>,
     /// The holder's owner: a secret, and the part of the holder's token that proves who holds the
     /// lock.
     pub(crate) owner: Option<Owner>,
+}
+
+/// A lock with too few free slots for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FullLock {
+    pub(crate) holders: Vec<SlotHolder>,
+    /// How many slots the request takes.
+    pub(crate) wanted: u16,
+    pub(crate) free: u16,
 }
 
 /// The place in line of a waiter that left without a grant, in this process.
@@ -180,7 +189,12 @@ impl HeldBy {
     /// If the lock has several slots: the holders of those that are taken, in the order of the
     /// slots. The fields are about the holder whose end frees as many slots as the request takes.
     pub fn holders(&self) -> &[SlotHolder] {
-        self.holders.as_deref().map_or(&[], Vec::as_slice)
+        self.full.as_ref().map_or(&[], |full| &full.holders)
+    }
+
+    /// If the lock has several slots: how many the request takes, and how many are free.
+    pub fn wanted_and_free(&self) -> Option<(u16, u16)> {
+        self.full.as_ref().map(|full| (full.wanted, full.free))
     }
 
     /// Whether the owner of this token holds the lock, by this grant or another one.
@@ -191,7 +205,7 @@ impl HeldBy {
     /// Whether somebody holds the lock, or may hold it. If not, several requests asked at the same
     /// time and none got a majority, or an earlier answer told nothing about the holder.
     pub fn is_known(&self) -> bool {
-        self.owner.is_some() || self.is_foreign || self.holders.is_some()
+        self.owner.is_some() || self.is_foreign || self.full.is_some()
     }
 
     /// Whether both have the same owner.
@@ -210,7 +224,7 @@ impl HeldBy {
                 lock_of_set,
                 is_part_of_own_set: false,
                 is_foreign: false,
-                holders: None,
+                full: None,
                 line: None,
                 owner: Some(*token.owner()),
             },

@@ -50,7 +50,8 @@ pub enum Command {
     /// to do. Give this command the same flags as the gateway, --bootstrap included.
     ///
     /// Exit status: 0, a gateway would start and have a majority at once; 1, it would not; 2, the
-    /// configuration cannot be used.
+    /// configuration cannot be used. An address in use is reported and does not count, because a
+    /// gateway may serve there.
     Check(Settings),
     /// Change the masters, max_ttl or clock_skew of gateways in use
     ///

@@ -45,7 +45,7 @@ pub enum CommandError {
         old_given: String,
     },
     #[error(
-        "--expires {0:?} is no date; expected one such as 2027-01-31 (its beginning, UTC), or \
+        "--expires {0:?} is not a date; expected one such as 2027-01-31 (its beginning, UTC), or \
          2027-01-31T12:00:00Z"
     )]
     Expires(String),

@@ -6,7 +6,7 @@
 //! values of the file replace the defaults. Every error names the setting, the value and what is
 //! allowed. No error shows a password.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -193,8 +193,8 @@ pub struct Settings {
     /// Address or network of a proxy that is trusted to name its clients, such as 10.0.0.0/8;
     /// repeat for each [default: none]
     ///
-    /// The client's address is then the last one in X-Forwarded-For or Forwarded that is no trusted
-    /// proxy. This address counts for limits, refusals, the log and the audit log. The proxy must
+    /// The client's address is then the last one in X-Forwarded-For or Forwarded that is not a
+    /// trusted proxy. This address counts for limits, refusals, the log and the audit log. The proxy must
     /// add the address of its caller to one of the two headers in every request. If the two headers
     /// name different clients, or neither can be read, the proxy's own address counts.
     #[arg(help_heading = headings::ADDRESSES)]
@@ -469,6 +469,8 @@ pub enum ConfigError {
          --allow-anonymous if the network is trusted"
     )]
     OpenToAll(SocketAddr),
+    #[error("--admin-listen: {operators} overlaps with --listen {clients}; give another port")]
+    AddressesOverlap { clients: SocketAddr, operators: SocketAddr },
     #[error(
         "--allow-anonymous: not allowed beside --auth-keys {}: with keys nobody is served without \
          one; leave out one of the two",
@@ -508,6 +510,16 @@ pub enum ConfigError {
     Value(#[from] InvalidValue),
 }
 
+/// Whether one process cannot listen on both addresses. Port 0 is any free port, and `[::]` also
+/// accepts IPv4.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let covers = |one: IpAddr, other: IpAddr| {
+        one == other || one.is_unspecified() && (one.is_ipv6() || other.is_ipv4())
+    };
+    let (a, b) = (one.ip(), other.ip());
+    one.port() != 0 && one.port() == other.port() && (covers(a, b) || covers(b, a))
+}
+
 impl Config {
     /// Validates settings against each other. Reads no file but that of the nodes' password.
     ///
@@ -519,6 +531,9 @@ impl Config {
         let keys = settings.auth_keys.as_ref();
         if !listen.ip().is_loopback() && !settings.allow_anonymous && keys.is_none() {
             return Err(ConfigError::OpenToAll(listen));
+        }
+        if let Some(operators) = settings.admin_listen.filter(|other| overlap(listen, *other)) {
+            return Err(ConfigError::AddressesOverlap { clients: listen, operators });
         }
         if let Some(keys) = keys.filter(|_| settings.allow_anonymous) {
             return Err(ConfigError::AnonymousBesideKeys(keys.clone()));

@@ -867,7 +867,7 @@ impl Gateway {
         let quorum = self.locks.quorum();
         let admitted = |(_, status): &(String, NodeStatus)| status.votes();
         let admitted = self.nodes().iter().filter(|node| admitted(node)).count();
-        format!("{admitted} of {} nodes admitted, {} needed", quorum.nodes(), quorum.size())
+        format!("{admitted} of {} admitted, {} are needed", quorum.nodes(), quorum.size())
     }
 
     pub fn metrics(&self) -> String {

@@ -241,7 +241,7 @@ fn announce(config: &Config, format: LogFormat, running: &Running) {
         LogFormat::Json => {
             // The log has the content of the title.
             for notice in notices.into_iter().skip(1) {
-                let notice = notice.replace('\n', " ");
+                let notice = notice.split_whitespace().collect::<Vec<_>>().join(" ");
                 match notice.strip_prefix("CAUTION: ") {
                     Some(caution) => tracing::warn!("{caution}"),
                     None => tracing::info!("{notice}"),
@@ -284,7 +284,7 @@ fn notices(config: &Config, running: &Running, summary: &str) -> Vec<String> {
         }
         Nodes::Redis(urls) => {
             let names: Vec<_> = urls.iter().map(|url| url.name()).collect();
-            say!("nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
+            say!("nodes: {}\nso far {summary}: {url}/readyz", names.join(", "));
             let wait = show(quarantine(max_ttl, settings.clock_skew));
             say!(
                 "A master that is new, or may have lost locks in a restart, votes after {wait}. A master that syncs\n\

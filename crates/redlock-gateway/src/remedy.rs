@@ -78,7 +78,7 @@ pub(crate) fn advice(status: &NodeStatus, left: Option<Duration>) -> Option<Stri
     let Some(remedy) = status.remedy else {
         let is_away = status.state == NodeState::Connecting;
         return is_away.then(|| {
-            "start the master again, with its data, or mend the network; other masters recover their locks from it".into()
+            "start the master again, with its data, or repair the network; other masters recover their locks from it".into()
         });
     };
     let text = in_flags(remedy);

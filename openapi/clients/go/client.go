@@ -144,7 +144,7 @@ func identify(key string) api.RequestEditorFn {
 func checkURL(text string) error {
 	// Text before an @ may be a password, and the parser's error contains it too.
 	refused := func(why string) error {
-		return &SetupError{fmt.Sprintf("%q is no URL of a gateway: %s", text[strings.LastIndex(text, "@")+1:], why)}
+		return &SetupError{fmt.Sprintf("%q is not a URL of a gateway: %s", text[strings.LastIndex(text, "@")+1:], why)}
 	}
 	parsed, err := url.Parse(text)
 	switch {

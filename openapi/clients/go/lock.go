@@ -195,7 +195,7 @@ func (c *Client) lock(ctx context.Context, target target, r request) (*Guard, er
 func checkName(name string) error {
 	// Such a name would change the path of the URL, and the gateway could not refuse it.
 	if name == "" || name == "." || name == ".." {
-		return &SetupError{fmt.Sprintf("%q is no name of a lock: it would change the path of the URL", name)}
+		return &SetupError{fmt.Sprintf("%q is not a name of a lock: it would change the path of the URL", name)}
 	}
 	return nil
 }

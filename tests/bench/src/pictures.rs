@@ -103,7 +103,7 @@ fn plain_name(contender: &str) -> &str {
 
 fn table(runs: &Runs) -> String {
     let titles: String = COLUMNS.iter().map(|(title, ..)| format!(" {title} |")).collect();
-    let mut table = format!("| |{titles}\n| --- |{}\n", " ---: |".repeat(COLUMNS.len()));
+    let mut table = format!("| service |{titles}\n| --- |{}\n", " ---: |".repeat(COLUMNS.len()));
     for contender in ALL {
         let cell = |(_, workload, figure): &(&str, &str, &str)| {
             let row = runs.row(workload, contender).and_then(|row| row.figure(figure));

@@ -47,6 +47,15 @@ function shown(what, prefix, run, at = gateway) {
   });
 }
 
+await scenario("the documents are accessible", async () => {
+  for (const name of ["", "http", "recipes", "configuration", "safety"]) {
+    const page = await Console.open(browser, `${gateway}/docs/${name}`);
+    await page.shows("h1", /./);
+    await page.isAccessibleEverywhere(`docs-${name}`);
+    await page.close();
+  }
+});
+
 const first = { owner: "first on host-1", metadata: { run: "4711" } };
 
 await shown("a lock appears, is handed over in order, and is released", "order/", async (page) => {
@@ -174,17 +183,25 @@ await shown("masters, charts, and an empty page", "nothing/", async (page) => {
   await page.shows("#masters", /^127\.0\.0\.1:\d+ votes 127\.0\.0\.1:\d+ votes 127/);
   await page.shows("#charts", /Grants [0-9.,]+\/s peak .*Refusals .*Handoffs .*Waiting /);
   await page.shows("#charts-title", /^This gateway, last \d+ (s|min|minutes)\b/);
-  await page.shows("#first", /^Take the first lock: curl -X POST 'http.*\/locks\/nothing%2Fdemo'$/);
+  await page.shows("#first", /^Take the first lock: curl -X POST 'http.*\/locks\/nothing%2Fdemo' Copy$/);
   await page.isAccessibleEverywhere("empty");
 });
 
 await shown("folders lead down and up, and an arrow key to the first lock", "", async (page) => {
   const leases = [await client.acquire("tree/a/1", first), await client.acquire("tree/b", first)];
   await page.row("tree/b", /first/);
-  await page.page.keyboard.press("ArrowDown");
-  await page.page.keyboard.press("Enter");
-  await page.shows("#details h2", /./);
-  await page.page.keyboard.press("Escape");
+  const names = await page.page.$$eval("#rows tr", (rows) => rows.map((row) => row.dataset.lock));
+  for (const [key, name] of [
+    ["ArrowDown", names[0]],
+    ["ArrowUp", names.at(-1)],
+  ]) {
+    await page.page.evaluate(() => document.activeElement.blur());
+    await page.page.keyboard.press(key);
+    await page.page.keyboard.press("Enter");
+    assert.equal(await page.shows("#details h2", /./), name);
+    await page.page.keyboard.press("Escape");
+    await page.page.waitForSelector("#details:not([open])");
+  }
   await page.click("tree/ 2");
   await page.shows("#folders", /^↑ up a\/ 1$/);
   await page.click("a/ 1");
@@ -302,6 +319,8 @@ if (servers !== undefined) {
     await page.shows("#masters", /votes/);
     await servers.order({ do: "restart-master", index: 0 });
     await page.shows("#masters", /recovering, votes in \d+ (min|s)/);
+    const help = await page.page.$eval("#masters .is-busy a", (link) => link.href);
+    assert.equal(help, `${gateway}/docs/masters`);
     await page.isAccessibleEverywhere("recovering");
     await page.shows("#masters", /(votes 127[0-9.:]+ ){2}votes$/);
     // There was no grant since this page was opened. The gateway has kept the earlier ones.
@@ -317,6 +336,9 @@ if (servers !== undefined) {
     await page.titled(/^no majority - /);
     await page.shows("#empty", /^Nothing is known now\.$/);
     await page.shows("#first:not([hidden])", /^$/);
+    await page.page.reload();
+    await page.shows("#status", /^no majority$/);
+    await page.titled(/^no majority - /);
     await page.isAccessibleEverywhere("majority");
     await servers.order({ do: "continue-masters" });
     await page.shows("#status", /^live$/);
@@ -326,6 +348,11 @@ if (servers !== undefined) {
   await shown("the page says when its gateway is gone, and comes back", "gone/", async (page) => {
     const lease = await client.acquire("gone/a", first);
     await page.row("gone/a", /first/);
+    await servers.order({ do: "stop-gateway", index: 0 });
+    await page.shows("#status", /^not answering$/);
+    await page.shows("#readiness", /^This gateway does not answer\.$/);
+    await servers.order({ do: "continue-gateway", index: 0 });
+    await page.shows("#status", /^live$/);
     await servers.order({ do: "kill-gateway", index: 0 });
     // A busy machine may show the first state for a moment only.
     await page.shows("#status", /^(reconnecting$|stale since )/);

@@ -10,7 +10,7 @@ const { Feed } = await import(`${console_}/feed.js`);
 const { covered } = await import(`${console_}/charts.js`);
 const { clock, duration, listed } = await import(`${console_}/format.js`);
 const { folderAbove, foldersBelow } = await import(`${console_}/folders.js`);
-const { freshness } = await import(`${console_}/status.js`);
+const { SILENT, freshness } = await import(`${console_}/status.js`);
 
 const NOW = Date.parse("2026-01-02T03:04:05Z");
 const plain = (text) => text.replaceAll("\u00a0", " ");
@@ -157,6 +157,9 @@ test("the page says when it is stale", () => {
     text: "no majority",
     sentence: "No majority of the masters votes, so the list may be old.",
   });
+  assert.equal(freshness({ state: "connecting" }, NOW, "no_quorum").text, "no majority");
+  assert.equal(freshness(live, NOW, SILENT).tone, "bad");
+  assert.equal(freshness(live, NOW + 21_000, SILENT).text, `stale since ${clock(NOW)}`);
   assert.equal(words({ state: "broken", heardAt: NOW }, NOW + 1_000), "reconnecting");
   assert.equal(words({ state: "broken", heardAt: NOW }, NOW + 9_000), `stale since ${clock(NOW)}`);
 });

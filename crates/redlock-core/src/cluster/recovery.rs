@@ -110,9 +110,12 @@ struct Recoverer {
 }
 
 fn too_few(with_locks: usize, enough: usize, why: &str) -> LinkError {
-    LinkError::broken(format!(
-        "{with_locks} other masters have kept their locks, and {enough} are needed{why}"
-    ))
+    let masters = match with_locks {
+        0 => "no other master has kept its locks".to_owned(),
+        1 => "only 1 other master has kept its locks".to_owned(),
+        _ => format!("only {with_locks} other masters have kept their locks"),
+    };
+    LinkError::broken(format!("{masters}, {enough} are needed{why}"))
 }
 
 /// The reading of one master.

@@ -431,7 +431,11 @@ impl fmt::Display for FencingToken {
 
 /// A number outside the range of a [`FencingToken`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{given} is no fencing token; allowed are {} to {}", FencingToken::MIN, FencingToken::MAX)]
+#[error(
+    "{given} is not a fencing token; allowed are {} to {}",
+    FencingToken::MIN,
+    FencingToken::MAX
+)]
 pub struct InvalidFencingToken {
     /// The number.
     pub given: u64,
@@ -646,7 +650,7 @@ impl Ttl {
 /// A duration that is no [`Ttl`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{given:?} is no TTL; allowed are whole milliseconds from {} to {}",
+    "{given:?} is not a TTL; allowed are whole milliseconds from {} to {}",
     Ttl::MIN.millis(),
     Ttl::MAX.millis()
 )]
@@ -901,13 +905,16 @@ mod tests {
             assert_eq!(Ttl::from_duration(bad), Err(InvalidTtl { given: bad }));
         }
         let said = Ttl::from_millis(9).unwrap_err().to_string();
-        assert_eq!(said, "9ms is no TTL; allowed are whole milliseconds from 10 to 86400000");
+        assert_eq!(said, "9ms is not a TTL; allowed are whole milliseconds from 10 to 86400000");
     }
 
     #[test]
     fn errors_of_tokens_and_infos_name_the_allowed_values() {
         let said = FencingToken::new(7).unwrap_err().to_string();
-        assert_eq!(said, "7 is no fencing token; allowed are 1000000000000000 to 9007199254740991");
+        assert_eq!(
+            said,
+            "7 is not a fencing token; allowed are 1000000000000000 to 9007199254740991"
+        );
         assert!(Info::new(vec![b'i'; Info::MAX_LEN]).is_ok());
         let said = Info::new(vec![b'i'; Info::MAX_LEN + 1]).unwrap_err().to_string();
         assert_eq!(said, "the info has 4097 bytes; allowed are 4096");

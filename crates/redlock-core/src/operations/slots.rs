@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{HeldBy, LockError, NodeReport, SlotHolder};
+use crate::error::{FullLock, HeldBy, LockError, NodeReport, SlotHolder};
 use crate::model::quorum::{Decision, Quorum};
 use crate::model::slots::{SlotSet, Slots};
 use crate::model::types::{LockName, LockToken, Owner};
@@ -215,7 +215,8 @@ impl SlottedLock {
         let free = slots.len() - holders.len();
         let last = usize::from(self.take).saturating_sub(free + 1);
         let by = ends.get(last).map(|by| (*by).clone()).unwrap_or_default();
-        HeldBy { owner: None, holders: Some(Arc::new(holders)), ..by }
+        let full = FullLock { holders, wanted: self.take, free: free as u16 };
+        HeldBy { owner: None, full: Some(Arc::new(full)), ..by }
     }
 }
 

@@ -112,9 +112,9 @@ pub enum EntryError {
     NoVerb,
     #[error("a rule has no names; write names = [\"*\"] for all")]
     NoNames,
-    #[error("names: number {0} is no pattern; {allowed}", allowed = Pattern::ALLOWED)]
+    #[error("names: number {0} is not a pattern; {allowed}", allowed = Pattern::ALLOWED)]
     Pattern(usize),
-    #[error("{0} is no duration; expected one such as \"30s\" or \"5m\"")]
+    #[error("{0} is not a duration; expected one such as \"30s\" or \"5m\"")]
     Duration(&'static str),
     #[error("max_ttl is not allowed; expected 10ms to 24h in whole milliseconds")]
     MaxTtl,
@@ -347,9 +347,9 @@ mod tests {
             (key("allow = [{ verbs = [], names = ['a'] }]"), ": key ci: a rule allows no verb"),
             (
                 key("allow = [{ verbs = ['list'], names = ['a b'] }]"),
-                ": key ci: names: number 1 is no pattern",
+                ": key ci: names: number 1 is not a pattern",
             ),
-            (key(&format!("{rule}\nmax_ttl = '2 parsecs'")), ": key ci: max_ttl is no duration"),
+            (key(&format!("{rule}\nmax_ttl = '2 parsecs'")), ": key ci: max_ttl is not a duration"),
             (
                 key(&format!("{rule}\nmax_ttl = '1us'")),
                 ": key ci: max_ttl is not allowed; expected 10ms",

@@ -37,7 +37,7 @@ const GLOBAL_UNICAST: &str = "2000::/3";
 
 /// An address that callbacks may not go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is no public address; the operator may allow its network with --callback-network")]
+#[error("{0} is not a public address; the operator may allow its network with --callback-network")]
 pub struct Forbidden(IpAddr);
 
 /// Networks that the operator allows beside the public ones.

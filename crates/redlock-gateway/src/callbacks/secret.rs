@@ -24,7 +24,7 @@ pub enum SecretsError {
     #[error("{}: {error}", path.display())]
     Unreadable { path: PathBuf, error: ReadError },
     #[error(
-        "{}: line {line} is no secret; expected {PREFIX} and 24 to 64 random bytes in base64, such \
+        "{}: line {line} is not a secret; expected {PREFIX} and 24 to 64 random bytes in base64, such \
          as the output of: echo \"{PREFIX}$(openssl rand -base64 32)\"",
         path.display()
     )]

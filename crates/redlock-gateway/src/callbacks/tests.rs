@@ -119,7 +119,7 @@ async fn forbidden_addresses_are_refused_in_urls_and_from_names() {
         let named = callbacks("http://hooks.test:8080", &[], vec![vec![ip]]);
         match send(&named, "http://hooks.test:8080/locks").await {
             Err(CallbackError::Unreachable(why)) => {
-                assert!(why.contains("is no public address"), "{text}: {why}");
+                assert!(why.contains("is not a public address"), "{text}: {why}");
             }
             other => panic!("{text}: {other:?}"),
         }

@@ -144,9 +144,8 @@ fn escaped(text: &str) -> String {
 }
 
 fn rendered(source: &Source) -> String {
-    let mut body = String::new();
     let (sections, events) = rewritten(source);
-    html::push_html(&mut body, events.into_iter());
+    let body = html_of(events);
     let mut contents = String::new();
     for (anchor, title) in &sections {
         let title = escaped(title);
@@ -184,11 +183,18 @@ fn everything() -> String {
             }
         }
         // A link within the page leads to the page itself.
-        let mut part = String::new();
-        html::push_html(&mut part, events.into_iter());
-        body.push_str(&part.replace("href=\"#", &format!("href=\"{to}#")));
+        body.push_str(&html_of(events).replace("href=\"#", &format!("href=\"{to}#")));
     }
     document("All pages", &format!("<main>\n{body}</main>\n"))
+}
+
+/// Code and tables scroll. With a tab index, the keyboard can scroll them too.
+fn html_of(events: Vec<Event<'_>>) -> String {
+    let mut text = String::new();
+    html::push_html(&mut text, events.into_iter());
+    ["<pre>", "<table>"]
+        .into_iter()
+        .fold(text, |text, tag| text.replace(tag, &tag.replace('>', " tabindex=\"0\">")))
 }
 
 fn deeper(level: HeadingLevel) -> HeadingLevel {

@@ -546,8 +546,10 @@ fn describe(by: &HeldBy) -> String {
             let left = left.as_millis();
             format!("nobody holds it, but it stays closed for {left} ms more")
         }
-        _ if !by.holders().is_empty() => describe_slots(by),
-        _ => describe_holder(by),
+        _ => match by.wanted_and_free() {
+            Some((wanted, free)) => describe_slots(wanted, free, by.expires_in),
+            None => describe_holder(by),
+        },
     };
     match by.line.as_deref().copied() {
         Some(LinePlace { position, kept_for: Some(kept_for) }) => {
@@ -567,17 +569,21 @@ fn describe(by: &HeldBy) -> String {
     }
 }
 
-fn describe_slots(by: &HeldBy) -> String {
-    let taken = by.holders().len();
-    let slots = if taken == 1 { "1 slot is taken" } else { &format!("{taken} slots are taken") };
-    match by.expires_in {
+fn describe_slots(wanted: u16, free: u16, free_in: Option<Duration>) -> String {
+    let wanted = match wanted {
+        1 => "1 slot is wanted".to_owned(),
+        _ => format!("{wanted} slots are wanted"),
+    };
+    let free = match free {
+        0 => "none is free".to_owned(),
+        1 => "1 is free".to_owned(),
+        _ => format!("{free} are free"),
+    };
+    match free_in {
         Some(left) => {
-            let left = left.as_millis();
-            format!(
-                "{slots}, and too few are left for this request; enough may be free in {left} ms"
-            )
+            format!("{wanted}, {free}; enough may be free in {} ms", left.as_millis())
         }
-        None => format!("{slots}, and too few are left for this request"),
+        None => format!("{wanted}, {free}"),
     }
 }
 

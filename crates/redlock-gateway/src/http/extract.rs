@@ -230,7 +230,10 @@ fn release_query(uri: &Uri) -> Result<ReleaseQuery, ApiError> {
             Some(place) => *place = Some(up_to(Slots::MAX, name, value)?),
             None if matches!(value, "true" | "false") => query.force = value == "true",
             None => {
-                let detail = "force is neither true nor false; send force=true to release the lock whoever holds it";
+                let given = shortened(format_args!("{value:?}"));
+                let detail = format!(
+                    "force is {given}; allowed are true (release the lock, whoever holds it) and false"
+                );
                 return Err(INVALID_PARAMETER.because(detail));
             }
         }
@@ -552,27 +555,35 @@ pub fn requested_queue(value: Option<&Value>) -> Result<QueueMode, ApiError> {
     }
 }
 
+/// The label of a holder.
+fn label(owner: Value) -> Result<String, ApiError> {
+    let Value::String(label) = owner else {
+        let given = shortened(owner);
+        let detail =
+            format!("owner is {given}; owner must be a string of at most {MAX_LABEL} characters");
+        return Err(INVALID_BODY.because(detail));
+    };
+    let size = label.chars().count();
+    if size > MAX_LABEL {
+        let detail = format!("owner has {size} characters; allowed are at most {MAX_LABEL}");
+        return Err(INVALID_BODY.because(detail));
+    }
+    if label.chars().any(|c| c.is_control() || is_deceptive(c)) {
+        return Err(INVALID_BODY.because(
+            "owner has a control character, a line separator, a bidirectional control or an invisible character; \
+             none of these is allowed",
+        ));
+    }
+    Ok(label)
+}
+
 /// Label and metadata to store, with the principal that the lock will belong to.
 pub fn metadata(
     owner: Option<Value>,
     metadata: Option<Value>,
     principal: Option<&str>,
 ) -> Result<LockMetadata, ApiError> {
-    let is_label = |text: &str| {
-        text.chars().count() <= MAX_LABEL
-            && !text.chars().any(|c| c.is_control() || is_deceptive(c))
-    };
-    let owner = match owner {
-        None => None,
-        Some(Value::String(label)) if is_label(&label) => Some(label),
-        Some(_) => {
-            let detail = format!(
-                "owner must be a string of at most {MAX_LABEL} characters without control characters, line separators, \
-                 bidirectional controls and invisible characters"
-            );
-            return Err(INVALID_BODY.because(detail));
-        }
-    };
+    let owner = owner.map(label).transpose()?;
     let metadata = match metadata {
         None => BTreeMap::new(),
         Some(value) => serde_json::from_value::<BTreeMap<String, String>>(value).map_err(|_| {

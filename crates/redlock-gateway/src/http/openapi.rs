@@ -21,7 +21,7 @@ use super::error;
 #[openapi(
     info(
         title = "redlock-gateway",
-        description = "Distributed locks over plain HTTP, on independent Redis masters. POST acquires, PATCH extends, DELETE releases. A majority of the nodes grants a lock. A client trusts it for `validity_ms`; a resource checks its `fencing_token`.\n\nErrors are `application/problem+json`; programs use `code`. Only 431, and 400 for a request that is not HTTP, have no body.",
+        description = "Distributed locks over plain HTTP, on independent Redis masters. POST acquires, PATCH extends, DELETE releases. A majority of the nodes grants a lock. It is the client's until *sent* + `elapsed_ms` + `validity_ms`, where *sent* is when the client sent the request; a resource checks its `fencing_token`.\n\nErrors are `application/problem+json`; programs use `code`. Only 431, and 400 for a request that is not HTTP, have no body.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     servers((url = "http://127.0.0.1:8080", description = "a gateway at its default address")),

@@ -49,7 +49,7 @@ const EXPECTED: &str =
 /// RUST_LOG is no filter.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
-    #[error("RUST_LOG: {text:?} is not allowed: {word:?} is no level; {EXPECTED}")]
+    #[error("RUST_LOG: {text:?} is not allowed: {word:?} is not a level; {EXPECTED}")]
     NoLevel { text: String, word: String },
     #[error("RUST_LOG: {text:?} is not allowed: {source}; {EXPECTED}")]
     NoFilter { text: String, source: ParseError },

@@ -458,8 +458,9 @@ type ExtendResult struct {
 	// deadline stands: try again.
 	Status int32 `json:"status"`
 
-	// ValidityMs Only with status 200: how long the lock may be trusted, in milliseconds. Its deadline
-	// is the sending of the request plus `elapsed_ms` + `validity_ms`, by a monotonic clock.
+	// ValidityMs Only with status 200: how long the lock may be trusted, in milliseconds: until *sent* +
+	// `elapsed_ms` + `validity_ms`, by a monotonic clock. *sent* is when the client sent the
+	// request.
 	ValidityMs *int32 `json:"validity_ms,omitempty"`
 
 	// Waiters Only with status 200: how many requests wait for the lock at this gateway, as in the answer
@@ -537,9 +538,9 @@ type Lease struct {
 	// TTLMs The TTL that was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs How long the lock may be trusted, in milliseconds. Its deadline is the sending of the request
-	// plus `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
-	// time left.
+	// ValidityMs How long the lock may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
+	// `validity_ms`, by a monotonic clock. *sent* is when the client sent the request. More than
+	// `ttl_ms` after an extension that was shorter than the time left.
 	ValidityMs int32 `json:"validity_ms"`
 
 	// Waiters Only in the answer to `PATCH`: how many wait for this lock at this gateway, so that a holder
@@ -717,7 +718,7 @@ type NodeHealthState string
 
 // Problem An error, as in RFC 9457. Programs use `code`.
 //
-// Examples: {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; this request is 3rd in line, and its place is kept for 10s","expires_in_ms":21400,"holder":"nightly-report on host-7","queue_place_expires_ms":10000,"queue_position":3,"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}, {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"4 slots are taken, and too few are left for this request; enough may be free in 21400 ms","expires_in_ms":21400,"holder":"build 4711","holders":[{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":1},{"acquired_at":"2025-11-21T11:39:32.423Z","expires_in_ms":28700,"holder":"build 4713","slot":2},{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":3},{"acquired_at":"2025-11-21T11:39:28.823Z","expires_in_ms":25100,"holder":"build 4712","slot":4}],"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}
+// Examples: {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; this request is 3rd in line, and its place is kept for 10s","expires_in_ms":21400,"holder":"nightly-report on host-7","queue_place_expires_ms":10000,"queue_position":3,"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}, {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"1 slot is wanted, none is free; enough may be free in 21400 ms","expires_in_ms":21400,"holder":"build 4711","holders":[{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":1},{"acquired_at":"2025-11-21T11:39:32.423Z","expires_in_ms":28700,"holder":"build 4713","slot":2},{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":3},{"acquired_at":"2025-11-21T11:39:28.823Z","expires_in_ms":25100,"holder":"build 4712","slot":4}],"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}
 type Problem struct {
 	// AcquiredAt When the holder acquired the lock, by the wall clock of its gateway, RFC 3339.
 	AcquiredAt *time.Time `json:"acquired_at,omitempty"`
@@ -818,7 +819,7 @@ type RequestStatus struct {
 
 	// Problem Why the request was refused.
 	//
-	// Examples: {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; this request is 3rd in line, and its place is kept for 10s","expires_in_ms":21400,"holder":"nightly-report on host-7","queue_place_expires_ms":10000,"queue_position":3,"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}, {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"4 slots are taken, and too few are left for this request; enough may be free in 21400 ms","expires_in_ms":21400,"holder":"build 4711","holders":[{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":1},{"acquired_at":"2025-11-21T11:39:32.423Z","expires_in_ms":28700,"holder":"build 4713","slot":2},{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":3},{"acquired_at":"2025-11-21T11:39:28.823Z","expires_in_ms":25100,"holder":"build 4712","slot":4}],"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}
+	// Examples: {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; this request is 3rd in line, and its place is kept for 10s","expires_in_ms":21400,"holder":"nightly-report on host-7","queue_place_expires_ms":10000,"queue_position":3,"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}, {"acquired_at":"2025-11-21T11:39:25.123Z","code":"lock_held","detail":"1 slot is wanted, none is free; enough may be free in 21400 ms","expires_in_ms":21400,"holder":"build 4711","holders":[{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":1},{"acquired_at":"2025-11-21T11:39:32.423Z","expires_in_ms":28700,"holder":"build 4713","slot":2},{"acquired_at":"2025-11-21T11:39:25.123Z","expires_in_ms":21400,"holder":"build 4711","slot":3},{"acquired_at":"2025-11-21T11:39:28.823Z","expires_in_ms":25100,"holder":"build 4712","slot":4}],"request_id":"5f2b7c0e9a3d4418","retry_after_ms":5000,"status":409,"title":"The lock is held","type":"urn:redlock:problem:lock_held"}
 	Problem *Problem `json:"problem,omitempty"`
 
 	// State `waiting`; `ready`: claim the lock now; `claimed`; `expired`: the lock was not claimed in
@@ -857,8 +858,8 @@ type SetLease struct {
 	// TTLMs The TTL that was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs How long all locks may be trusted, in milliseconds. Their deadline is the sending of the request plus
-	// `elapsed_ms` + `validity_ms`, by a monotonic clock.
+	// ValidityMs How long all locks may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
+	// `validity_ms`, by a monotonic clock. *sent* is when the client sent the request.
 	ValidityMs int32 `json:"validity_ms"`
 }
 

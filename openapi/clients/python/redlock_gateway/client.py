@@ -561,11 +561,11 @@ def _span(what: str, seconds: float, name: str | None = None) -> float:
 def _named(name: str) -> None:
     # Such a name would change the path of the URL. The gateway checks all other names.
     if name in ("", ".", ".."):
-        raise SetupError(f"{name!r} is no name of a lock: it would change the path of the URL")
+        raise SetupError(f"{name!r} is not a name of a lock: it would change the path of the URL")
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise SetupError(f"{name!r} is no name of a lock: {error}") from None
+        raise SetupError(f"{name!r} is not a name of a lock: {error}") from None
 
 
 def _parsed(url: str) -> str:
@@ -575,9 +575,9 @@ def _parsed(url: str) -> str:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise SetupError(f"{shown!r} is no URL of a gateway: {error}") from None
+        raise SetupError(f"{shown!r} is not a URL of a gateway: {error}") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise SetupError(f"{shown!r} is no URL of a gateway: it has to begin with http:// or https://, and name a host")
+        raise SetupError(f"{shown!r} is not a URL of a gateway: it has to begin with http:// or https://, and name a host")
     if parts.query or parts.fragment or "@" in parts.netloc:
-        raise SetupError(f"{shown!r} is no URL of a gateway: only scheme, host, port and path are allowed")
+        raise SetupError(f"{shown!r} is not a URL of a gateway: only scheme, host, port and path are allowed")
     return url.rstrip("/")

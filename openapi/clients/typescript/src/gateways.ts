@@ -188,12 +188,12 @@ export class Gateways {
 /** A name as part of a path. Other characters are encoded, and the gateway checks them. */
 export function pathOf(name: string): { name: string } {
   if (name === "" || name === "." || name === "..") {
-    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: it would change the path of the URL`);
+    throw new SetupError(`${JSON.stringify(name)} is not a name of a lock: it would change the path of the URL`);
   }
   try {
     encodeURIComponent(name);
   } catch {
-    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: it contains half of a character`);
+    throw new SetupError(`${JSON.stringify(name)} is not a name of a lock: it contains half of a character`);
   }
   return { name };
 }
@@ -201,7 +201,7 @@ export function pathOf(name: string): { name: string } {
 function parsed(text: string): string {
   const refused = (why: string): SetupError =>
     // Text before an @ may be a password.
-    new SetupError(`${JSON.stringify(text.slice(text.lastIndexOf("@") + 1))} is no URL of a gateway: ${why}`);
+    new SetupError(`${JSON.stringify(text.slice(text.lastIndexOf("@") + 1))} is not a URL of a gateway: ${why}`);
   let url: URL;
   try {
     url = new URL(text);

@@ -173,7 +173,7 @@ impl ClusterConfig {
     /// Why a node's marker keeps it from voting; names both configurations.
     pub fn conflict(&self, marker: &str) -> Diagnosis {
         let stands = describe(marker)
-            .unwrap_or_else(|| format!("{marker:?}, which is no marker of this program"));
+            .unwrap_or_else(|| format!("{marker:?}, which is not a marker of this program"));
         let ours = describe(&self.config).unwrap_or_default();
         let why = format!(
             "its marker is of another configuration: the marker has {stands}, this gateway has \

@@ -47,7 +47,7 @@ impl From<Error> for LinkError {
 /// Describes bytes that a node sent in place of a reply.
 fn invalid_reply(text: &str) -> String {
     let why = text.trim_start_matches("Decode Error: ");
-    format!("the node's answer is no Redis reply: {why}")
+    format!("the node's answer is not a Redis reply: {why}")
 }
 
 /// Translates an error of the system or of TLS. The client keeps only Rust's debug text of it.

@@ -13,12 +13,12 @@ export function curl(method, name) {
   return `curl${method === "GET" ? "" : ` -X ${method}`}${key} '${url}'`;
 }
 
-/** A button that copies a text. Browsers allow that only over HTTPS and for localhost. */
+/** A button that copies what `text` returns. Browsers allow that only over HTTPS and for localhost. */
 export function copyButton(label, text) {
   const button = el("button", { type: "button", hidden: navigator.clipboard === undefined }, label);
   button.addEventListener("click", async () => {
     try {
-      await navigator.clipboard.writeText(text);
+      await navigator.clipboard.writeText(text());
       setText(button, "Copied");
     } catch {
       setText(button, "Not allowed");

@@ -135,8 +135,8 @@ export class Details {
     this.#shownStory = undefined;
     setText(this.#title, name);
     this.#copies.replaceChildren(
-      copyButton("Copy name", name),
-      copyButton("Copy curl", curl("GET", name)),
+      copyButton("Copy name", () => name),
+      copyButton("Copy curl", () => curl("GET", name)),
     );
     this.#fail("");
     this.#showAnswers([]);

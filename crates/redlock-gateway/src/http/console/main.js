@@ -2,7 +2,7 @@
 
 import { Problem, access, request, sleep } from "./api.js";
 import { Charts } from "./charts.js";
-import { curl } from "./commands.js";
+import { copyButton, curl } from "./commands.js";
 import { Details } from "./details.js";
 import { byId, setText } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -13,12 +13,14 @@ import { KeyDialog } from "./key.js";
 import { Lines } from "./lines.js";
 import { Locks, ORDERS } from "./locks.js";
 import { Masters } from "./masters.js";
-import { showFreshness } from "./status.js";
+import { SILENT, showFreshness } from "./status.js";
 import { Stream } from "./stream.js";
 import { LocksTable } from "./table.js";
 import { bindTheme } from "./theme.js";
 
 const READYZ_MS = 2_000;
+/** A gateway that is stopped accepts requests, and never answers. */
+const READYZ_TIMEOUT_MS = 5_000;
 /** As often as the gateway takes a sample. */
 const HISTORY_MS = 3_000;
 const SECOND_MS = 1_000;
@@ -144,14 +146,16 @@ function drawNow() {
   const isFirst = locks.size === 0 && isLive();
   byId("first").hidden = !isFirst;
   if (isFirst) {
-    setText(byId("first-command"), curl("POST", `${settings().prefix}demo`));
+    const { prefix } = settings();
+    const folder = prefix === "" || prefix.endsWith("/") ? prefix : `${prefix}/`;
+    setText(byId("first-command"), curl("POST", `${folder}demo`));
   }
   showFreshness(stream, masters.readiness, `${count(held)} held, ${count(waiting)} waiting`);
 }
 
 /** Whether the page shows what a majority of the masters stores. */
 function isLive() {
-  return stream.state === "live" && masters.readiness !== "no_quorum";
+  return stream.state === "live" && !["no_quorum", SILENT].includes(masters.readiness);
 }
 
 function emptiness() {
@@ -178,7 +182,8 @@ setInterval(() => {
 async function pollReadiness() {
   for (;;) {
     try {
-      const response = await request("../readyz", { expected: [503] });
+      const signal = AbortSignal.timeout(READYZ_TIMEOUT_MS);
+      const response = await request("../readyz", { expected: [503], signal });
       masters.update(await response.json());
     } catch {
       masters.fail();
@@ -283,6 +288,7 @@ function bindControls() {
       byId("rows").querySelector("button")?.focus();
     }
   });
+  byId("first").append(copyButton("Copy", () => byId("first-command").textContent));
   byId("search").addEventListener("submit", (event) => event.preventDefault());
   byId("order").addEventListener("change", ({ target }) => change({ order: target.value }));
   byId("key-button").addEventListener("click", () => keys.open());
@@ -304,9 +310,11 @@ function bindControls() {
       event.preventDefault();
       search.focus();
       search.select();
-    } else if (event.key === "ArrowDown" && event.target === document.body) {
+    } else if (/^Arrow(Down|Up)$/.test(event.key) && event.target === document.body) {
       event.preventDefault();
-      byId("rows").querySelector("button")?.focus();
+      const rows = byId("rows").children;
+      const row = event.key === "ArrowDown" ? rows[0] : rows[rows.length - 1];
+      row?.querySelector("button").focus();
     }
   });
   addEventListener("hashchange", applySettings);

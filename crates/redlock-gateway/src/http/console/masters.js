@@ -2,13 +2,19 @@
 
 import { arrange, el, setText } from "./dom.js";
 import { counted } from "./format.js";
+import { SILENT } from "./status.js";
 import { masterState, readiness } from "./words.js";
+
+// The section of the documents for a master in trouble.
+const NO_VOTE = "symptoms#a-master-does-not-vote";
+const EVICTIONS = "symptoms#a-master-evicts-keys";
+const SECTIONS = { quarantined: "masters", catching_up: "masters" };
 
 class Master {
   #node;
   #state = el("span", { class: "state" });
   #more = el("span", { class: "minor" });
-  #help = el("a", { href: "../docs/symptoms#a-master-does-not-vote", hidden: true }, "What to do");
+  #help = el("a", {}, "What to do");
 
   constructor(name) {
     this.element = el(
@@ -28,6 +34,7 @@ class Master {
     const evictions = evicted > 0 ? `evicted ${counted(evicted, "key")}: locks may be lost` : "";
     const parts = [detail, evictions, advice === "" ? "" : `Advice: ${advice}`];
     setText(this.#more, parts.filter((part) => part !== "").join(". "));
+    this.#help.href = `../docs/${evicted > 0 ? EVICTIONS : (SECTIONS[node.state] ?? NO_VOTE)}`;
     this.tick();
   }
 
@@ -41,7 +48,7 @@ class Master {
 }
 
 export class Masters {
-  /** The status of `/readyz`. Undefined if the gateway does not answer. */
+  /** The status of `/readyz`, or `SILENT`. Undefined before the first answer. */
   readiness = undefined;
   #masters = new Map();
   #list;
@@ -81,7 +88,7 @@ export class Masters {
 
   /** Says that the gateway does not answer. */
   fail() {
-    this.readiness = undefined;
+    this.readiness = SILENT;
     this.#sentence.className = "is-bad";
     setText(this.#sentence, "This gateway does not answer.");
     this.#masters.clear();

@@ -5,28 +5,35 @@ import { clock } from "./format.js";
 
 /** The gateway sends a heartbeat every 15 s. */
 const HEARTBEAT_MS = 15_000;
+/** The readiness of a gateway that does not answer `/readyz`. */
+export const SILENT = "silent";
 /** A short break is called a reconnect; after that the page is stale. */
 const SHORT_BREAK_MS = 5_000;
 
 /**
  * The state of the page: a tone, a short text, and a sentence if something is wrong. `readiness` is
- * the status of `/readyz`: without a majority, an open stream shows what was.
+ * the status of `/readyz`, or `SILENT`: without a majority, an open stream shows what was.
  */
 export function freshness({ state, error, heardAt }, now, readiness) {
   const silence = now - (heardAt ?? now);
   const since = heardAt === undefined ? "" : clock(heardAt);
   const stale = { tone: "bad", text: `stale since ${since}` };
   const why = error?.message ?? "";
+  const isOpen = ["connecting", "live"].includes(state);
+  if (isOpen && readiness === "no_quorum") {
+    const sentence = "No majority of the masters votes, so the list may be old.";
+    return { tone: "bad", text: "no majority", sentence };
+  }
   switch (state) {
     case "live":
-      if (readiness === "no_quorum") {
-        const sentence = "No majority of the masters votes, so the list may be old.";
-        return { tone: "bad", text: "no majority", sentence };
+      if (silence >= HEARTBEAT_MS + SHORT_BREAK_MS) {
+        return { ...stale, sentence: `Nothing has come since ${since}.` };
       }
-      if (silence < HEARTBEAT_MS + SHORT_BREAK_MS) {
-        return { tone: "good", text: "live", sentence: "" };
+      if (readiness === SILENT) {
+        const sentence = "The gateway does not answer /readyz, so the list may be old.";
+        return { tone: "bad", text: "not answering", sentence };
       }
-      return { ...stale, sentence: `Nothing has come since ${since}.` };
+      return { tone: "good", text: "live", sentence: "" };
     case "refused":
       if (error.status === 401) {
         return { tone: "busy", text: "key needed", sentence: `This gateway needs a key: ${why}` };

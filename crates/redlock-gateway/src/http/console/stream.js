@@ -113,7 +113,7 @@ export class Stream {
         signal: attempt.signal,
       });
       if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
-        throw new Error("The answer is no event stream. Is a proxy in between?");
+        throw new Error("The answer is not an event stream. Is a proxy in between?");
       }
       heard();
       yield* readEvents(response.body, parser, heard);

@@ -38,7 +38,7 @@ kinds! {
     UNAUTHENTICATED: UNAUTHORIZED, Unauthenticated, "Not authenticated", "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key";
     FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the API key \"ci\" may not do this: its entry in the keys file needs \"acquire\" in `verbs`, and a pattern in `names` that matches the name of the lock";
     NOT_FOUND: NOT_FOUND, NotFound, "No such path", "the paths of this service are listed under /docs and in /openapi.json";
-    LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "this grant is not held: it was released, or it has expired";
+    LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "this grant is not held: it was released, has expired, or was never made";
     REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this client has no such request at this gateway: the request may have ended, may be at another gateway, or was lost in a restart; repeat POST /requests with the same Idempotency-Key";
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not have this method; the header Allow lists its methods";
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";

@@ -535,7 +535,7 @@ export interface components {
          *           "name": "reports/weekly",
          *           "status": 404,
          *           "code": "lock_not_found",
-         *           "detail": "this grant is not held: it was released, or it has expired",
+         *           "detail": "this grant is not held: it was released, has expired, or was never made",
          *           "elapsed_ms": 2
          *         }
          *       ]
@@ -581,8 +581,9 @@ export interface components {
             status: number;
             /**
              * Format: int32
-             * @description Only with status 200: how long the lock may be trusted, in milliseconds. Its deadline
-             *     is the sending of the request plus `elapsed_ms` + `validity_ms`, by a monotonic clock.
+             * @description Only with status 200: how long the lock may be trusted, in milliseconds: until *sent* +
+             *     `elapsed_ms` + `validity_ms`, by a monotonic clock. *sent* is when the client sent the
+             *     request.
              */
             validity_ms?: number;
             /**
@@ -723,9 +724,9 @@ export interface components {
             ttl_ms: number;
             /**
              * Format: int32
-             * @description How long the lock may be trusted, in milliseconds. Its deadline is the sending of the request
-             *     plus `elapsed_ms` + `validity_ms`, by a monotonic clock. More than `ttl_ms` after an extension that was shorter than the
-             *     time left.
+             * @description How long the lock may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
+             *     `validity_ms`, by a monotonic clock. *sent* is when the client sent the request. More than
+             *     `ttl_ms` after an extension that was shorter than the time left.
              */
             validity_ms: number;
             /**
@@ -1038,7 +1039,7 @@ export interface components {
          *       "title": "The lock is held",
          *       "status": 409,
          *       "code": "lock_held",
-         *       "detail": "4 slots are taken, and too few are left for this request; enough may be free in 21400 ms",
+         *       "detail": "1 slot is wanted, none is free; enough may be free in 21400 ms",
          *       "request_id": "5f2b7c0e9a3d4418",
          *       "retry_after_ms": 5000,
          *       "holder": "build 4711",
@@ -1169,7 +1170,7 @@ export interface components {
          *           "name": "env/production",
          *           "status": 404,
          *           "code": "lock_not_found",
-         *           "detail": "this grant is not held: it was released, or it has expired"
+         *           "detail": "this grant is not held: it was released, has expired, or was never made"
          *         }
          *       ]
          *     }
@@ -1277,8 +1278,8 @@ export interface components {
             ttl_ms: number;
             /**
              * Format: int32
-             * @description How long all locks may be trusted, in milliseconds. Their deadline is the sending of the request plus
-             *     `elapsed_ms` + `validity_ms`, by a monotonic clock.
+             * @description How long all locks may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
+             *     `validity_ms`, by a monotonic clock. *sent* is when the client sent the request.
              */
             validity_ms: number;
         };

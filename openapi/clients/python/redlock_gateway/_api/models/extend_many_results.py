@@ -21,7 +21,7 @@ class ExtendManyResults:
     Example:
         {'results': [{'name': 'reports/nightly', 'status': 200, 'validity_ms': 29696, 'elapsed_ms': 2}, {'name':
             'reports/weekly', 'status': 404, 'code': 'lock_not_found', 'detail': 'this grant is not held: it was released,
-            or it has expired', 'elapsed_ms': 2}]}
+            has expired, or was never made', 'elapsed_ms': 2}]}
 
     Attributes:
         results (list[ExtendResult]): One result for each lease, in the order of the request.

@@ -20,7 +20,7 @@ class ReleaseSetResults:
 
     Example:
         {'results': [{'name': 'env/staging', 'status': 204}, {'name': 'env/production', 'status': 404, 'code':
-            'lock_not_found', 'detail': 'this grant is not held: it was released, or it has expired'}]}
+            'lock_not_found', 'detail': 'this grant is not held: it was released, has expired, or was never made'}]}
 
     Attributes:
         results (list[ReleaseResult]): One result for each name, in the order of the request.
