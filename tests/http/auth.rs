@@ -3,7 +3,7 @@
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::http::audit::audit_in_log;
 use crate::http::keys::{HOLDER, Key, file, key, with_keys};

@@ -157,10 +157,9 @@ async fn a_key_has_its_own_limits_of_ttl_hold_and_rate() {
     let ask =
         async |ttl: Value| short.call(&gateway, Method::POST, "/locks/job").json(&ttl).send().await;
     let problem = ask(json!({ "ttl_ms": 120_001 })).await.problem(400, "invalid_ttl");
-    assert!(
-        problem["detail"].as_str().unwrap().contains("10 to 120000 (max_ttl or max_hold"),
-        "{problem}"
-    );
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(detail.contains("10 to 120000;"), "{problem}");
+    assert!(detail.contains("(max_ttl or max_hold, of the gateway or of your key)"), "{problem}");
     // The gateway's default TTL is longer than the key allows, so the key's limit applies.
     let granted = ask(json!({})).await;
     assert_eq!(granted.json()["ttl_ms"], 120_000);
