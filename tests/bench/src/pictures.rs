@@ -60,11 +60,29 @@ pub(crate) fn draw(options: &Options) -> Result<(), String> {
         [("cost.svg", cost), ("growth.svg", growth), ("hung.svg", hung)];
     for (name, picture) in pictures {
         let path = options.out.join(name);
-        picture(&runs, &path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let drawn = picture(&runs, &path).and_then(|()| Ok(suit_dark_pages(&path)?));
+        drawn.map_err(|error| format!("{}: {error}", path.display()))?;
         eprintln!("{}", path.display());
     }
     println!("{}", table(&runs));
     Ok(())
+}
+
+/// Adds other colours for readers who prefer dark pages. The library has no colours that depend on
+/// the reader.
+fn suit_dark_pages(path: &Path) -> std::io::Result<()> {
+    let picture = std::fs::read_to_string(path)?;
+    let style: String = [
+        ("fill", "#FFFFFF", "#151b23"),
+        ("fill", "#000000", "#f0f6fc"),
+        ("stroke", "#000000", "#f0f6fc"),
+        ("fill", "#1D4E89", "#5b93d6"),
+        ("stroke", "#1D4E89", "#5b93d6"),
+    ]
+    .map(|(what, light, dark)| format!("[{what}=\"{light}\"] {{ {what}: {dark} }} "))
+    .concat();
+    let style = format!("<style>@media (prefers-color-scheme: dark) {{ {style}}}</style>\n");
+    std::fs::write(path, picture.replacen(">\n", &format!(">\n{style}"), 1))
 }
 
 fn read(path: &Path) -> Result<Run, String> {
