@@ -214,7 +214,7 @@ async fn a_refusal_names_its_reason_or_the_limit() {
         (error(&of("rlk_nonsense"), "jobs/a", minute).await, "unauthenticated"),
         (error(&known, "other/a", minute).await, "acquire"),
         (error(&known, "jobs/ä", minute).await, "invalid_name"),
-        (error(&known, "..", minute).await, "no name of a lock"),
+        (error(&known, "..", minute).await, "is not a name of a lock"),
         (error(&known, "jobs/a", minute * 60).await, "300000"),
     ] {
         assert!(message.contains(what), "{message}");

@@ -163,7 +163,7 @@ async fn with_json_every_early_error_is_one_object() {
         (&["--json"], 64, "usage", "subcommand"),
         (&["status", "job", "--json", "--url", "localhost"], 64, "usage", "\"localhost\""),
         (&["status", "job", "--json", "--key-file", "/no/such/file"], 64, "usage", "/no/such/file"),
-        (&["--json", "status", ".."], 64, "usage", "no name of a lock"),
+        (&["--json", "status", ".."], 64, "usage", "is not a name of a lock"),
         (&["--json", "run", "job", "--ttl", "1s", "--", "true"], 64, "usage", "1200ms"),
         (&["--json", "run", "job", "--", "/no/such/thing"], 127, "not_run", "/no/such/thing: "),
     ] {

@@ -198,7 +198,7 @@ async fn wrong_arguments_of_watch_are_refused() {
         (&["watch", "a", "--prefix", "b"], "--prefix"),
         (&["watch", "--prefix", "b", "--until", "free"], "--until"),
         (&["watch", "a", "--until", "gone"], "gone"),
-        (&["watch", ".."], "no name of a lock"),
+        (&["watch", ".."], "is not a name of a lock"),
         (&["watch", "a b"], "a b"),
     ] {
         let (code, _, err) = output(&gateway, args).await;

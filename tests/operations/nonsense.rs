@@ -131,18 +131,18 @@ fn endless_lines() -> Kinds {
 
 fn wrong_lengths() -> Kinds {
     let kinds = [
-        ("*-2\r\n", "no number"),
-        ("$-2\r\n", "no number"),
+        ("*-2\r\n", "not a number"),
+        ("$-2\r\n", "not a number"),
         ("$9223372036854775807\r\n", "8388608 bytes"),
         ("*9223372036854775807\r\n", "16384 elements"),
-        ("$99999999999999999999\r\n", "no number"),
+        ("$99999999999999999999\r\n", "not a number"),
     ];
     kinds.into_iter().map(|(reply, why)| (Nonsense::once(reply), why)).collect()
 }
 
 fn streams() -> Kinds {
     vec![
-        (Nonsense::endless("*?\r\n", ":1\r\n"), "no number"),
+        (Nonsense::endless("*?\r\n", ":1\r\n"), "not a number"),
         (Nonsense::endless("|1\r\n", "+a\r\n:1\r\n"), "begins with '|'"),
     ]
 }

@@ -615,7 +615,7 @@ mod tests {
         assert_eq!(url("https://example.com/team-a").unwrap(), "https://example.com/team-a/");
         for wrong in ["localhost:8080", "ftp://a", "http://user:key@a", "http://a/?b", ""] {
             let error = url(wrong).unwrap_err().to_string();
-            assert!(error.contains("is no URL") && !error.contains("key@"), "{error}");
+            assert!(error.contains("is not a URL") && !error.contains("key@"), "{error}");
         }
         assert!(
             Client::builder().build().unwrap_err().to_string().contains("http://127.0.0.1:8080")

@@ -15,7 +15,7 @@ import (
 func TestWhatCannotWorkIsNamedAndNoSecretWithIt(t *testing.T) {
 	for _, wrong := range []string{"localhost:8080", "ftp://a", "http://user:secret@a", "http://secret@a:b", "http://a/?b", ""} {
 		_, err := New(Config{URLs: []string{wrong}})
-		if !errors.As(err, new(*SetupError)) || !strings.Contains(err.Error(), "is no URL") || strings.Contains(err.Error(), "secret") {
+		if !errors.As(err, new(*SetupError)) || !strings.Contains(err.Error(), "is not a URL") || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: %v", wrong, err)
 		}
 	}
