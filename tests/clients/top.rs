@@ -63,7 +63,7 @@ async fn signal_ends_top_and_restores_the_terminal() {
 async fn top_needs_a_terminal() {
     let gateway = Launch::embedded().ready().await;
     let (code, out, err) = output(&gateway, &["top"]).await;
-    assert!(code == Some(64) && out.is_empty() && err.contains("no terminal"), "{code:?} {err}");
+    assert!(code == Some(64) && out.is_empty() && err.contains("not a terminal"), "{code:?} {err}");
     let (code, _, err) = output(&gateway, &["top", "--json"]).await;
     assert!(code == Some(64) && err.contains("redlock watch"), "{code:?} {err}");
 }

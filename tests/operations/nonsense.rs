@@ -53,7 +53,7 @@ impl Stage {
         eventually(why, async || {
             let node = self.node().await;
             let detail = node["detail"].as_str().unwrap_or_default();
-            let is_reported = detail.contains("no Redis reply") && detail.contains(why);
+            let is_reported = detail.contains("not a Redis reply") && detail.contains(why);
             (node["state"] == "connecting"
                 && is_reported
                 && self.faulty.nonsense_count() >= earlier + 2)

@@ -338,6 +338,7 @@ if (servers !== undefined) {
     await page.shows("#first:not([hidden])", /^$/);
     await page.page.reload();
     await page.shows("#status", /^no majority$/);
+    await page.shows("#empty", /^Nothing is known now\.$/);
     await page.titled(/^no majority - /);
     await page.isAccessibleEverywhere("majority");
     await servers.order({ do: "continue-masters" });

@@ -155,11 +155,15 @@ function drawNow() {
 
 /** Whether the page shows what a majority of the masters stores. */
 function isLive() {
-  return stream.state === "live" && !["no_quorum", SILENT].includes(masters.readiness);
+  return stream.state === "live" && mayKnow();
+}
+
+function mayKnow() {
+  return !["no_quorum", SILENT].includes(masters.readiness);
 }
 
 function emptiness() {
-  if (stream.state === "connecting") {
+  if (stream.state === "connecting" && mayKnow()) {
     return "Reading the locks…";
   }
   if (isLive()) {
