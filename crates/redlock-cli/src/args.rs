@@ -22,7 +22,7 @@ Waiting:
   `run` waits until the lock is free, as flock does. `--wait 10m` waits for at
   most 10 minutes, and `--wait 0` tries once. The gateway puts the waiting in
   a line: by --priority, then by arrival. `run` shows its place in that line.
-  With `--queue newest`, only the newest of these runs waits. Older runs end
+  Of the runs with `--queue newest`, only the newest one waits. Older runs end
   with exit code 75: at once if they wait at the same gateway, otherwise
   usually within a second.
   Without --wait, `run` ends at once if no gateway can be reached when it
@@ -54,9 +54,8 @@ What `run` stops:
   `redlock __watchdog`. If any two of them are killed (kill -9) or frozen
   (SIGSTOP), the third kills the command before the lock's deadline. If only
   a watchdog is killed or frozen, `redlock run` stops the command and ends.
-  If the command ends by itself, a daemon that it left behind goes on. So
-  does what `setsid` started, because `setsid` itself ends at once: use
-  `setsid -w`. If a signal ends the command, or if its exit code is 129,
+  If the command ends by itself, a daemon that it left behind goes on.
+  `setsid x` ends at once and leaves x running: use `setsid -w x`. If a signal ends the command, or if its exit code is 129,
   130, 131 or 143, all of its processes are stopped, also daemons.
   A command that somebody freezes (SIGSTOP) is continued. Otherwise it would
   keep the lock for as long as it is frozen.
@@ -70,8 +69,8 @@ What `run` cannot stop:
   Descendants of the command, if `redlock run` and both watchdogs are killed
   at once: only the command itself dies. If all three are frozen, nothing is
   killed.
-  Orphans, if a watchdog is killed and a shell with background jobs ran
-  `exec redlock run`.
+  Orphans of the command, if a watchdog is killed and the shell that ran
+  `exec redlock run` had background jobs.
 
 Terminals:
   In a pipeline, the terminal goes to the process that reads from it. If the
@@ -343,7 +342,7 @@ pub(crate) struct Lock {
     pub(crate) ttl: Duration,
 
     /// Label of the holder, shown to others [default: user@host:pid and the command; for `acquire`
-    /// those of the process that started redlock]
+    /// the pid and command of the parent process]
     #[arg(long, value_name = "TEXT", env = "REDLOCK_OWNER")]
     pub(crate) owner: Option<String>,
 
@@ -470,15 +469,15 @@ pub(crate) struct Run {
     #[arg(long, value_enum, value_name = "SIGNAL", default_value = "TERM", ignore_case = true)]
     pub(crate) stop_signal: StopSignal,
 
-    /// Time between the stop signal and KILL when the lock is lost. KILL comes before the lock's
-    /// deadline, by 150ms + a sixth of the TTL (at least 250ms, at most 1s). The grace and these
-    /// two times together must be less than half of the TTL [default: a sixth of the TTL, at most 5s]
+    /// Time between the stop signal and KILL when the lock is lost. KILL comes 150ms + M before
+    /// the lock's deadline; M is a sixth of the TTL, between 250ms and 1s. The grace + 150ms + M must
+    /// be less than half of the TTL [default: a sixth of the TTL, at most 5s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
 
     /// The command and its arguments, after all options of redlock; `--` may stand before it. Its
-    /// environment has REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE, and
-    /// with --slots REDLOCK_SLOTS: the numbers of its slots, such as 1,3. With --also, REDLOCK_NAME
+    /// environment has REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE. With
+    /// --slots, REDLOCK_SLOTS has the numbers of its slots, such as 1,3. With --also, REDLOCK_NAME
     /// has all names, such as a,b
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,

@@ -155,8 +155,7 @@ pub struct Settings {
     )]
     #[arg(value_parser = count(MAX_COUNT))]
     pub max_waited_locks_per_client: usize,
-    /// Memory that the process may take; limits without a flag on the command line are derived
-    /// from it [default: 1GiB, or 3/4 of the control group's limit if that is smaller]
+    /// Memory that the process may take; limits that you do not set are derived from it [default: 1GiB, or 3/4 of the control group's limit if that is smaller]
     ///
     /// `check` shows how much memory each limit takes at most.
     #[arg(help_heading = headings::LOAD)]
@@ -236,8 +235,8 @@ pub struct Settings {
     #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
     pub cluster: Option<String>,
-    /// Let new nodes grant locks at once, if all answer, none has a marker of an earlier start, and
-    /// no gateway without this flag has connected to them before
+    /// Let new nodes grant locks at once. All must answer, none may have a marker of an earlier
+    /// start, and every gateway so far must have had this flag
     ///
     /// Without this flag, new nodes grant nothing for 3 s + --clock-skew + the larger of --max-ttl
     /// and --clock-skew. The reason: new nodes look like nodes that lost their data while their
@@ -324,8 +323,8 @@ pub struct Settings {
     pub log_lock_names: bool,
     /// URL under which people reach this gateway, such as https://locks.example.com [default: none]
     ///
-    /// The links to the documentation begin with this URL, in the field `runbook` of answers, in log
-    /// lines and in alerts. Without this flag they begin with /docs.
+    /// Links to the documentation begin with this URL: in answers (the field `runbook`), in log lines
+    /// and in alerts. Without this flag they begin with /docs.
     #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "URL", env = "REDLOCK_PUBLIC_URL", value_parser = value::public_url)]
     pub public_url: Option<String>,

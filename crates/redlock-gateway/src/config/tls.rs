@@ -25,8 +25,8 @@ pub(super) struct TlsFlags {
     /// Accept client certificates that one of the authorities in this PEM file issued; needs
     /// --tls-cert and --auth-keys
     ///
-    /// A client certificate stands for the API key whose `certificate` in --auth-keys is the
-    /// certificate's subject.
+    /// The certificate's subject selects the API key: the key that has this subject as its
+    /// `certificate` in --auth-keys.
     #[arg(help_heading = headings::ADDRESSES)]
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,
