@@ -508,6 +508,21 @@ async fn bad_query_parameters_of_a_listing_are_named() {
 }
 
 #[tokio::test]
+async fn a_secret_in_the_wrong_place_is_not_quoted() {
+    let gateway = Launch::embedded().start().await;
+    let token = gateway.acquire("job").await.token;
+    let encoded: String = token.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let listing = gateway.call(Method::GET, format!("/locks?limit={encoded}"));
+    let forced = gateway.call(Method::DELETE, format!("/locks/job?force={token}"));
+    let labelled = gateway.call(Method::POST, "/locks/other").json(&json!({ "owner": [token] }));
+    for call in [listing, forced, labelled] {
+        let answer = call.send().await;
+        assert_eq!(answer.status, 400, "{answer:?}");
+        assert!(!answer.text().contains(&token[4..24]), "{answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn unknown_paths_and_methods_get_the_existing_ones() {
     let gateway = Launch::embedded().start().await;
     let call = |method: &str, path: &str| {

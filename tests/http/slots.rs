@@ -56,6 +56,13 @@ async fn lifecycle(gateway: &Gateway) {
         detail.starts_with("1 slot is wanted, none is free; enough may be free in "),
         "{detail}"
     );
+    // The first in line and the one behind it want different numbers of slots.
+    let waits = |take: u32| asking(gateway, 3, take, json!({ "wait_ms": 300 })).send();
+    for refused in <[_; 2]>::from(tokio::join!(waits(2), waits(1))) {
+        let problem = refused.problem(409, "lock_held");
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.starts_with("too few slots are free; this request is "), "{detail}");
+    }
     // A request without slots asks for slot 1.
     gateway.post("pool", json!({})).await.problem(409, "lock_held");
 

@@ -23,8 +23,8 @@ Waiting:
   most 10 minutes, and `--wait 0` tries once. The gateway puts the waiting in
   a line: by --priority, then by arrival. `run` shows its place in that line.
   Of the runs with `--queue newest`, only the newest one waits. Older runs end
-  with exit code 75: at once if they wait at the same gateway, otherwise
-  usually within a second.
+  as if somebody held the lock (exit code 75): at once if they wait at the
+  same gateway, otherwise usually within a second.
   Without --wait, `run` ends at once if no gateway can be reached when it
   begins; `--wait forever` asks again until one answers.
   `acquire` tries once, unless --wait says how long to wait.
@@ -38,7 +38,7 @@ Exit codes (`run` exits as its command does, with 128 + N after signal N):
   1    `nodes`: the gateway is not ready, for example without a quorum
   64   usage error, or the gateway refuses the request
   69   no gateway could be reached, or none could decide
-  70   internal error, for example if a process of `run` was killed
+  70   internal error, for example if no process could be started
   75   somebody else holds the lock, or a newer run with `--queue newest` waits
        instead (`run`: see --conflict-exit-code); `watch --until` did not see
        the state
@@ -55,8 +55,9 @@ What `run` stops:
   (SIGSTOP), the third kills the command before the lock's deadline. If only
   a watchdog is killed or frozen, `redlock run` stops the command and ends.
   If the command ends by itself, a daemon that it left behind goes on.
-  `setsid x` ends at once and leaves x running: use `setsid -w x`. If a signal ends the command, or if its exit code is 129,
-  130, 131 or 143, all of its processes are stopped, also daemons.
+  `setsid x` ends at once and leaves x running: use `setsid -w x`. If a signal
+  ends the command, or if its exit code is 129, 130, 131 or 143, all of its
+  processes are stopped, also daemons.
   A command that somebody freezes (SIGSTOP) is continued. Otherwise it would
   keep the lock for as long as it is frozen.
 

@@ -515,7 +515,7 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let covers = |one: IpAddr, other: IpAddr| {
         one == other || one.is_unspecified() && (one.is_ipv6() || other.is_ipv4())
     };
-    let (a, b) = (one.ip(), other.ip());
+    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
     one.port() != 0 && one.port() == other.port() && (covers(a, b) || covers(b, a))
 }
 

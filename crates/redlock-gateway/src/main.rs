@@ -138,7 +138,8 @@ fn on_runtime(
 }
 
 /// Prints an error, whose text contains the texts of its sources. With `--log-format json`, it is
-/// a line of JSON with the fields of the log. RUST_LOG does not turn it off.
+/// a line of JSON with the time, the level and the message, as in the log. RUST_LOG does not turn it
+/// off. Flags that clap cannot parse are reported before, as text.
 fn fail(format: Option<LogFormat>, error: &impl Display) -> ExitCode {
     print_error(match format {
         Some(LogFormat::Json) => {
@@ -284,7 +285,7 @@ fn notices(config: &Config, running: &Running, summary: &str) -> Vec<String> {
         }
         Nodes::Redis(urls) => {
             let names: Vec<_> = urls.iter().map(|url| url.name()).collect();
-            say!("nodes: {}\nso far {summary}: {url}/readyz", names.join(", "));
+            say!("nodes: {} (so far {summary}: {url}/readyz)", names.join(", "));
             let wait = show(quarantine(max_ttl, settings.clock_skew));
             say!(
                 "A master that is new, or may have lost locks in a restart, votes after {wait}. A master that syncs\n\

@@ -494,7 +494,7 @@ pub(super) fn lock_name(text: &str) -> Result<LockName, ApiError> {
 pub(super) fn no_secret(text: &str) -> Result<(), &'static str> {
     if holds_secret(text) {
         Err(
-            "there is an API key or a lock token in the path: anybody on the way may have read it; replace it",
+            "there is an API key or a lock token in the URL: anybody on the way may have read it; replace it",
         )
     } else {
         Ok(())

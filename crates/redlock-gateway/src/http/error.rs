@@ -547,6 +547,8 @@ fn describe(by: &HeldBy) -> String {
             format!("nobody holds it, but it stays closed for {left} ms more")
         }
         _ => match by.wanted_and_free() {
+            // The numbers of a waiter are those of the first in its line.
+            Some(_) if by.line.is_some() => "too few slots are free".to_owned(),
             Some((wanted, free)) => describe_slots(wanted, free, by.expires_in),
             None => describe_holder(by),
         },

@@ -21,6 +21,7 @@ use super::error::{
     ApiError, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT,
     MISSING_TOKEN, TTL_WAYS_OUT,
 };
+use crate::auth::holds_secret;
 use crate::config::Limits;
 use crate::gateway::MAX_DEFERRED_WAIT;
 use crate::info::LockMetadata;
@@ -673,12 +674,21 @@ fn invalid_wait(what: &str, limits: &Limits) -> ApiError {
     INVALID_WAIT.because(format!("{what}; allowed are whole milliseconds from 0 to {cap}"))
 }
 
-/// The value as an error quotes it, 40 characters at most.
+/// The value as an error quotes it, about 40 characters at most. A secret is not quoted.
 fn shortened(value: impl Display) -> String {
     let text = value.to_string();
-    match text.char_indices().nth(40) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
+    if holds_secret(&text) {
+        return "a secret".to_owned();
+    }
+    let visible = |c: char| match is_unshowable(c) {
+        true => c.escape_unicode().to_string(),
+        false => c.to_string(),
+    };
+    let begin: String = text.chars().take(40).map(visible).collect();
+    match text.chars().nth(40) {
+        Some(_) if text.starts_with('"') => format!("{begin}…\""),
+        Some(_) => format!("{begin}…"),
+        None => begin,
     }
 }
 

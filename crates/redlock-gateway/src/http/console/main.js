@@ -13,13 +13,16 @@ import { KeyDialog } from "./key.js";
 import { Lines } from "./lines.js";
 import { Locks, ORDERS } from "./locks.js";
 import { Masters } from "./masters.js";
-import { SILENT, showFreshness } from "./status.js";
+import { showFreshness } from "./status.js";
 import { Stream } from "./stream.js";
 import { LocksTable } from "./table.js";
 import { bindTheme } from "./theme.js";
 
 const READYZ_MS = 2_000;
-/** A gateway that is stopped accepts requests, and never answers. */
+/**
+ * A gateway that is stopped accepts requests, and never answers. Over HTTP/1.1, a request also waits
+ * in the browser while six streams are open.
+ */
 const READYZ_TIMEOUT_MS = 5_000;
 /** As often as the gateway takes a sample. */
 const HISTORY_MS = 3_000;
@@ -147,7 +150,8 @@ function drawNow() {
   byId("first").hidden = !isFirst;
   if (isFirst) {
     const { prefix } = settings();
-    const folder = prefix === "" || prefix.endsWith("/") ? prefix : `${prefix}/`;
+    // No part of a name may be empty, "." or "..".
+    const folder = /(^|\/)(\.{0,2})$/.test(prefix) ? prefix : `${prefix}/`;
     setText(byId("first-command"), curl("POST", `${folder}demo`));
   }
   showFreshness(stream, masters.readiness, `${count(held)} held, ${count(waiting)} waiting`);
@@ -155,15 +159,11 @@ function drawNow() {
 
 /** Whether the page shows what a majority of the masters stores. */
 function isLive() {
-  return stream.state === "live" && mayKnow();
-}
-
-function mayKnow() {
-  return !["no_quorum", SILENT].includes(masters.readiness);
+  return stream.state === "live" && masters.readiness !== "no_quorum";
 }
 
 function emptiness() {
-  if (stream.state === "connecting" && mayKnow()) {
+  if (stream.state === "connecting" && masters.readiness !== "no_quorum") {
     return "Reading the locks…";
   }
   if (isLive()) {
@@ -276,6 +276,10 @@ function restart() {
 
 // Controls.
 
+function hasModifier(event) {
+  return event.ctrlKey || event.metaKey || event.altKey;
+}
+
 function bindControls() {
   const search = byId("prefix");
   let typing;
@@ -310,11 +314,15 @@ function bindControls() {
   });
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target.matches?.("input, select, textarea, dialog *");
-    if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    if (event.key === "/" && !isTyping && !hasModifier(event)) {
       event.preventDefault();
       search.focus();
       search.select();
-    } else if (/^Arrow(Down|Up)$/.test(event.key) && event.target === document.body) {
+    } else if (
+      /^Arrow(Down|Up)$/.test(event.key) &&
+      event.target === document.body &&
+      !hasModifier(event)
+    ) {
       event.preventDefault();
       const rows = byId("rows").children;
       const row = event.key === "ArrowDown" ? rows[0] : rows[rows.length - 1];

@@ -8,7 +8,11 @@ import { masterState, readiness } from "./words.js";
 // The section of the documents for a master in trouble.
 const NO_VOTE = "symptoms#a-master-does-not-vote";
 const EVICTIONS = "symptoms#a-master-evicts-keys";
-const SECTIONS = { quarantined: "masters", catching_up: "masters" };
+const SECTIONS = {
+  quarantined: "masters",
+  catching_up: "runbook#upgrading-masters",
+  connecting: NO_VOTE,
+};
 
 class Master {
   #node;
@@ -34,7 +38,8 @@ class Master {
     const evictions = evicted > 0 ? `evicted ${counted(evicted, "key")}: locks may be lost` : "";
     const parts = [detail, evictions, advice === "" ? "" : `Advice: ${advice}`];
     setText(this.#more, parts.filter((part) => part !== "").join(". "));
-    this.#help.href = `../docs/${evicted > 0 ? EVICTIONS : (SECTIONS[node.state] ?? NO_VOTE)}`;
+    const section = SECTIONS[node.state] ?? (evicted > 0 ? EVICTIONS : NO_VOTE);
+    this.#help.href = `../docs/${section}`;
     this.tick();
   }
 
@@ -86,11 +91,11 @@ export class Masters {
     );
   }
 
-  /** Says that the gateway does not answer. */
+  /** Says that `/readyz` has no answer. */
   fail() {
     this.readiness = SILENT;
     this.#sentence.className = "is-bad";
-    setText(this.#sentence, "This gateway does not answer.");
+    setText(this.#sentence, "No answer from /readyz, so the state of the masters is unknown.");
     this.#masters.clear();
     arrange(this.#list, []);
     this.#say("");

@@ -30,8 +30,7 @@ export function freshness({ state, error, heardAt }, now, readiness) {
         return { ...stale, sentence: `Nothing has come since ${since}.` };
       }
       if (readiness === SILENT) {
-        const sentence = "The gateway does not answer /readyz, so the list may be old.";
-        return { tone: "bad", text: "not answering", sentence };
+        return { tone: "busy", text: "masters unknown", sentence: "" };
       }
       return { tone: "good", text: "live", sentence: "" };
     case "refused":

@@ -169,7 +169,14 @@ fn described(error: &serde_json::Error) -> String {
         Category::Syntax | Category::Io => format!("the body is not JSON: {text}{place}"),
         Category::Data => match elsewhere(text) {
             Some(advice) => advice.into(),
-            None => format!("{}{place}", text.replace(", expected one of ", "; allowed are ")),
+            None => match text.rsplit_once("`, expected ") {
+                Some((what, allowed)) => {
+                    let allowed = allowed.trim_start_matches("one of ");
+                    let verb = if allowed.contains(',') { "are" } else { "is" };
+                    format!("{what}`; allowed {verb} {allowed}{place}")
+                }
+                None => format!("{text}{place}"),
+            },
         },
     };
     if holds_secret(&error) {
