@@ -577,7 +577,9 @@ def _parsed(url: str) -> str:
     except ValueError as error:
         raise SetupError(f"{shown!r} is not a URL of a gateway: {error}") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise SetupError(f"{shown!r} is not a URL of a gateway: it has to begin with http:// or https://, and name a host")
+        raise SetupError(
+            f"{shown!r} is not a URL of a gateway: it has to begin with http:// or https://, and name a host"
+        )
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise SetupError(f"{shown!r} is not a URL of a gateway: only scheme, host, port and path are allowed")
     return url.rstrip("/")
