@@ -444,7 +444,7 @@ async fn without_keys_force_and_addresses_are_local_only() {
     };
     let through_proxy = loopback.call(Method::DELETE, "/locks/job?force=true");
     let denied = through_proxy.header("x-forwarded-for", "192.0.2.1").send().await;
-    says(&denied.problem(403, "forbidden"), "a request without headers of a proxy");
+    says(&denied.problem(403, "forbidden"), "no headers of a proxy");
     let gateway = Launch::embedded()
         .flag("--listen", "0.0.0.0:0")
         .argument("--embedded")
@@ -453,7 +453,7 @@ async fn without_keys_force_and_addresses_are_local_only() {
         .await;
     let lease = gateway.acquire("job").await;
     let denied = gateway.call(Method::DELETE, "/locks/job?force=true").send().await;
-    says(&denied.problem(403, "forbidden"), "it needs a loopback --listen");
+    says(&denied.problem(403, "forbidden"), "only with a loopback --listen");
     assert!(
         !denied.headers.contains_key("www-authenticate"),
         "no credentials can help: {denied:?}"

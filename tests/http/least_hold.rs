@@ -35,7 +35,7 @@ async fn lifecycle(gateway: &Gateway) {
         assert!((1..=1_500).contains(&left) && left == problem["expires_in_ms"], "{problem:#}");
         assert!(problem.get("holder").is_none() && problem.get("acquired_at").is_none());
         let detail = problem["detail"].as_str().unwrap();
-        assert!(detail.starts_with("nobody holds it, but it stays closed for "), "{detail}");
+        assert!(detail.starts_with("nobody holds it, but nobody can get it for "), "{detail}");
     }
     gateway.patch("job", &lease.token, 60_000).await.problem(404, "lock_not_found");
     gateway.delete("job", &lease.token).await.problem(404, "lock_not_found");

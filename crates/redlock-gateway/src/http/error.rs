@@ -173,8 +173,8 @@ impl ApiError {
     /// The other requests for many locks leave too little memory for this one.
     pub(super) fn no_memory_for_request(bytes: usize) -> Self {
         let detail = format!(
-            "the request and its answer take {bytes} bytes or more; other PATCH /locks requests leave too little of \
-             --memory-budget: wait for them, or send fewer leases at once"
+            "this request needs at least {bytes} bytes, but other PATCH /locks requests use up --memory-budget: wait for \
+             them, or send fewer leases at once"
         );
         OVERLOADED.because(detail).retry_after(SOON)
     }
@@ -182,8 +182,8 @@ impl ApiError {
     /// The large answers that clients have not read yet leave too little memory for this one.
     pub(super) fn no_memory_for_answer(bytes: usize) -> Self {
         let detail = format!(
-            "the answer has {bytes} bytes; unread answers of all clients leave too little of --memory-budget: \
-             read or close those, or ask for less (`limit`, `slots`)"
+            "the answer has {bytes} bytes, but answers that clients have not read fill --memory-budget: read or drop \
+             yours, or ask for less (`limit`, `slots`)"
         );
         OVERLOADED.because(detail).retry_after(SOON)
     }
@@ -203,7 +203,7 @@ impl ApiError {
             ),
             None => format!(
                 "this needs an API key with the permission {verb:?}, and this gateway has no keys (--auth-keys); without keys, \
-                 it needs a loopback --listen, no --allowed-host, no --cors-origin, and a request without headers of a proxy"
+                 this works only with a loopback --listen, no --allowed-host or --cors-origin, and no headers of a proxy"
             ),
         };
         let challenge =
@@ -224,8 +224,8 @@ impl ApiError {
     /// know more about that holder.
     pub(super) fn not_forced(by: &HeldBy, names_holder: bool) -> Self {
         let why = if by.is_foreign {
-            "another client of the masters set this lock, and a forced release ends only locks of this service; delete \
-             its key on the masters, or let it expire"
+            "a program other than this service set this lock, so force cannot release it; delete the lock's key on the \
+             masters, or let it expire"
         } else {
             "the lock went to somebody else while its holder was looked up; to release the new holder's lock, try again"
         };
@@ -359,9 +359,9 @@ impl From<AuthError> for ApiError {
             // for a password.
             AuthError::CrossSite => {
                 return FORBIDDEN.because(
-                    "a page of another site made a browser send this; credentials that a browser adds by itself (a password, a \
-                     certificate, its network access) count only in requests from this service's own pages; name the page's \
-                     origin with --cors-origin, and let it send a Bearer key if this gateway has keys",
+                    "a page of another site made a browser send this; for such a page, what the browser adds by itself does \
+                     not count (a password, a certificate, its network access); allow the page's origin with --cors-origin; \
+                     if this gateway has keys, the page must send a Bearer key",
                 );
             }
         };
@@ -383,7 +383,7 @@ impl ApiError {
             Refusal::InQuarantine { nodes, left, why } => {
                 let why = if disclosure.nodes { format!(" ({why})") } else { String::new() };
                 let detail = format!(
-                    "too few masters may vote, because some may have lost locks and are in quarantine{why}; a majority votes again \
+                    "too few masters can vote: some are in quarantine, as they may have lost locks{why}; a majority can vote \
                      within {}; this request got no lock, and any partial lock on the masters is being removed",
                     show(Duration::from_secs(left.as_secs() + 1))
                 );
@@ -402,8 +402,8 @@ impl ApiError {
                 let limit = ByteSize::b(limit);
                 let (of, advice) = if is_of_releases {
                     (
-                        "the traces of this client's releases without a lock",
-                        "release only locks that you hold, or try again when some have expired",
+                        "the records of this client's releases of locks that it did not hold",
+                        "release only locks that you hold, or try again when some records have expired",
                     )
                 } else {
                     ("this client's locks", "release locks, or try again when some have ended")
@@ -448,7 +448,7 @@ impl ApiError {
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::InvalidCursor => INVALID_PARAMETER.because(
-                "cursor was not returned to this key for this prefix; send next_cursor of the page before, or omit cursor",
+                "this API key did not get this cursor for this prefix; send next_cursor of the previous page, or omit cursor",
             ),
         }
     }
@@ -544,7 +544,7 @@ fn describe(by: &HeldBy) -> String {
     let holds = match by.expires_in {
         Some(left) if by.is_kept_free() => {
             let left = left.as_millis();
-            format!("nobody holds it, but it stays closed for {left} ms more")
+            format!("nobody holds it, but nobody can get it for {left} ms")
         }
         _ => match by.wanted_and_free() {
             // The numbers of a waiter are those of the first in its line.

@@ -93,8 +93,8 @@ impl FromRequestParts<Route> for DeferHead {
         no_query(&parts.uri)?;
         let Some(idempotency_key) = idempotency_key(&parts.headers)? else {
             return Err(INVALID_PARAMETER.because(
-                "the Idempotency-Key header is missing; send one of 16 to 255 visible ASCII characters, a new one for \
-                 each request, and claim the lock with it",
+                "the Idempotency-Key header is missing; send a new key for each request (16 to 255 visible ASCII \
+                 characters), and claim the lock with it",
             ));
         };
         let limits = Self::with_longest_wait(&route.limits());
@@ -168,7 +168,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
             }
             if slots.is_some() || take.is_some() {
                 return refused(
-                    "slots and take go with an Idempotency-Key; with force=true, send slot=N",
+                    "slots and take need an Idempotency-Key; force=true takes slot=N instead",
                 );
             }
             // A malformed key is refused here too, although it is not used.

@@ -70,7 +70,7 @@ const READ_AS_ONE: u16 = 16;
             ("Lock-Token" = String, description = "The token, as in the body"),
             ("Cache-Control" = String, description = "no-store"),
             ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the lock"),
-            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
+            ("Preference-Applied" = String, description = "wait=SECONDS, if Prefer set the wait"),
         ), examples(
             ("single" = (summary = "A lock with one holder", value = json!({
                 "name": "reports/nightly", "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
@@ -85,7 +85,7 @@ const READ_AS_ONE: u16 = 16;
                 "nodes_granted": 3, "nodes_total": 5, "slots": 4, "slots_held": [1, 3]
             })))
         )),
-        (status = 400, description = "invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
+        (status = 400, description = "invalid_name, invalid_ttl (also if asking the masters now takes longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
         (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, with slots holders, and with wait_ms queue_position and queue_place_expires_ms; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),

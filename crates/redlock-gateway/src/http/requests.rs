@@ -50,16 +50,16 @@ use crate::overload::in_flight::RequestClass;
 #[utoipa::path(
     post, path = "/requests", operation_id = "createRequest", tag = "locks",
     params(
-        ("Idempotency-Key" = String, Header, description = "16 to 255 visible characters. The claim has the same key.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
+        ("Idempotency-Key" = String, Header, description = "16 to 255 visible characters. Claim the lock with the same key.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
         ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied."),
     ),
     request_body = DeferBody,
     responses(
         (status = 202, description = "The request waits, or is ready to be claimed", body = RequestStatus, headers(
             ("Location" = String, description = "Path of the request"),
-            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time of a new request"),
+            ("Preference-Applied" = String, description = "wait=SECONDS, if the request is new and Prefer set its wait"),
         )),
-        (status = 400, description = "invalid_name, invalid_callback, invalid_ttl (rounds to the nodes now take too long), invalid_wait, invalid_body, invalid_parameter"),
+        (status = 400, description = "invalid_name, invalid_callback, invalid_ttl (asking the masters takes too long now), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
         (status = 409, description = "lock_held: wait_ms is 0; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),

@@ -51,12 +51,12 @@ use crate::overload::in_flight::RequestClass;
             ("Lock-Token" = String, description = "The token, as in the body"),
             ("Cache-Control" = String, description = "no-store"),
             ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the set"),
-            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
+            ("Preference-Applied" = String, description = "wait=SECONDS, if Prefer set the wait"),
         )),
         (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
-        (status = 409, description = "lock_held: held names the lock that is held, and others may be held too; Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms; max_hold_reached"),
+        (status = 409, description = "lock_held: `held` has the name of one held lock, and there may be more; Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms; max_hold_reached"),
         (status = 429, description = "too_many_waiters, rate_limited, quota_exceeded"),
         (status = 503, description = "quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold the set, try again; draining, overloaded, audit_unavailable"),
     )
@@ -188,7 +188,7 @@ fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease
 #[utoipa::path(
     delete, path = "/locks", operation_id = "releaseLocks", tag = "locks",
     params(
-        ("name" = Vec<String>, Query, explode = true, description = "The name of a lock: 1 to 32 times. Slashes need no percent-encoding here.", min_items = 1, max_items = 32),
+        ("name" = Vec<String>, Query, explode = true, description = "Name of a lock. Send 1 to 32 names. Slashes need no percent-encoding here.", min_items = 1, max_items = 32),
         ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the set returned, bare or as <token>. Required without Idempotency-Key.", pattern = r"^(1|2-[1-9][0-9]{0,7}|2-(0|[1-9][0-9]{0,7})-([2-9a-f]|[1-9a-f][0-9a-f]{1,63}))\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "The key of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),

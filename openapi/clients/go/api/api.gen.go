@@ -899,7 +899,7 @@ type Waiter struct {
 
 // ReleaseLocksParams defines parameters for ReleaseLocks.
 type ReleaseLocksParams struct {
-	// Name The name of a lock: 1 to 32 times. Slashes need no percent-encoding here.
+	// Name Name of a lock. Send 1 to 32 names. Slashes need no percent-encoding here.
 	Name []string `form:"name" json:"name"`
 
 	// LockToken The token that acquiring the set returned, bare or as <token>. Required without Idempotency-Key.
@@ -975,7 +975,7 @@ type AcquireLockParams struct {
 
 // CreateRequestParams defines parameters for CreateRequest.
 type CreateRequestParams struct {
-	// IdempotencyKey 16 to 255 visible characters. The claim has the same key.
+	// IdempotencyKey 16 to 255 visible characters. Claim the lock with the same key.
 	IdempotencyKey string `json:"Idempotency-Key"`
 
 	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied.

@@ -1499,7 +1499,7 @@ export interface operations {
                     Location?: string;
                     /** @description The token, as in the body */
                     "Lock-Token"?: string;
-                    /** @description wait=SECONDS, when Prefer gave the waiting time */
+                    /** @description wait=SECONDS, if Prefer set the wait */
                     "Preference-Applied"?: string;
                     [name: string]: unknown;
                 };
@@ -1507,7 +1507,7 @@ export interface operations {
                     "application/json": components["schemas"]["Lease"];
                 };
             };
-            /** @description invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter */
+            /** @description invalid_name, invalid_ttl (also if asking the masters now takes longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -2022,7 +2022,7 @@ export interface operations {
                     "Idempotency-Replayed"?: string;
                     /** @description The token, as in the body */
                     "Lock-Token"?: string;
-                    /** @description wait=SECONDS, when Prefer gave the waiting time */
+                    /** @description wait=SECONDS, if Prefer set the wait */
                     "Preference-Applied"?: string;
                     [name: string]: unknown;
                 };
@@ -2070,7 +2070,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description lock_held: held names the lock that is held, and others may be held too; Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms; max_hold_reached */
+            /** @description lock_held: `held` has the name of one held lock, and there may be more; Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms; max_hold_reached */
             409: {
                 headers: {
                     /** @description Seconds after which a retry makes sense */
@@ -2144,7 +2144,7 @@ export interface operations {
     releaseLocks: {
         parameters: {
             query: {
-                /** @description The name of a lock: 1 to 32 times. Slashes need no percent-encoding here. */
+                /** @description Name of a lock. Send 1 to 32 names. Slashes need no percent-encoding here. */
                 name: string[];
             };
             header?: {
@@ -2384,7 +2384,7 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description 16 to 255 visible characters. The claim has the same key. */
+                /** @description 16 to 255 visible characters. Claim the lock with the same key. */
                 "Idempotency-Key": string;
                 /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. The answer has Preference-Applied. */
                 Prefer?: string;
@@ -2403,7 +2403,7 @@ export interface operations {
                 headers: {
                     /** @description Path of the request */
                     Location?: string;
-                    /** @description wait=SECONDS, when Prefer gave the waiting time of a new request */
+                    /** @description wait=SECONDS, if the request is new and Prefer set its wait */
                     "Preference-Applied"?: string;
                     [name: string]: unknown;
                 };
@@ -2411,7 +2411,7 @@ export interface operations {
                     "application/json": components["schemas"]["RequestStatus"];
                 };
             };
-            /** @description invalid_name, invalid_callback, invalid_ttl (rounds to the nodes now take too long), invalid_wait, invalid_body, invalid_parameter */
+            /** @description invalid_name, invalid_callback, invalid_ttl (asking the masters takes too long now), invalid_wait, invalid_body, invalid_parameter */
             400: {
                 headers: {
                     [name: string]: unknown;
