@@ -154,7 +154,7 @@ impl FromRequestParts<Route> for Access {
             Needs::Anywhere(verb) => Some(verb),
             Needs::OnLock(verb) => {
                 return Err(ApiError::internal(format_args!(
-                    "the route checks {verb:?} on a lock, but its handler takes no lock"
+                    "the route checks {verb:?} on a lock, but its handler has no name of a lock"
                 )));
             }
         };
@@ -175,7 +175,7 @@ impl FromRequestParts<Route> for LockAccess {
             Needs::OnLock(verb) => verb,
             needs => {
                 return Err(ApiError::internal(format_args!(
-                    "the handler takes a lock, but its route checks {needs:?}"
+                    "the handler has the name of a lock, but its route checks {needs:?}"
                 )));
             }
         };

@@ -182,8 +182,8 @@ impl ApiError {
     /// The large answers that clients have not read yet leave too little memory for this one.
     pub(super) fn no_memory_for_answer(bytes: usize) -> Self {
         let detail = format!(
-            "the answer has {bytes} bytes, but answers that clients have not read fill --memory-budget: read or drop \
-             yours, or ask for less (`limit`, `slots`)"
+            "the answer has {bytes} bytes, but --memory-budget is full of unread answers: read or close your open ones, \
+             or ask for less (`limit`, `slots`)"
         );
         OVERLOADED.because(detail).retry_after(SOON)
     }
@@ -359,9 +359,9 @@ impl From<AuthError> for ApiError {
             // for a password.
             AuthError::CrossSite => {
                 return FORBIDDEN.because(
-                    "a page of another site made a browser send this; for such a page, what the browser adds by itself does \
-                     not count (a password, a certificate, its network access); allow the page's origin with --cors-origin; \
-                     if this gateway has keys, the page must send a Bearer key",
+                    "a page of another site made a browser send this; allow the page's origin with --cors-origin; if this \
+                     gateway has keys, the page must also send a Bearer key: a password or certificate that the browser adds \
+                     by itself is ignored",
                 );
             }
         };
@@ -402,7 +402,7 @@ impl ApiError {
                 let limit = ByteSize::b(limit);
                 let (of, advice) = if is_of_releases {
                     (
-                        "the records of this client's releases of locks that it did not hold",
+                        "the records of this client's DELETEs that released nothing",
                         "release only locks that you hold, or try again when some records have expired",
                     )
                 } else {

@@ -168,7 +168,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
             }
             if slots.is_some() || take.is_some() {
                 return refused(
-                    "slots and take need an Idempotency-Key; force=true takes slot=N instead",
+                    "slots and take need an Idempotency-Key; with force=true send slot=N",
                 );
             }
             // A malformed key is refused here too, although it is not used.

@@ -37,7 +37,7 @@ kinds! {
     INVALID_TOKEN: BAD_REQUEST, InvalidToken, "Invalid lock token", "the Lock-Token header is not a token of this service; send the token from the answer to the POST, alone or between < and >";
     UNAUTHENTICATED: UNAUTHORIZED, Unauthenticated, "Not authenticated", "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key";
     FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the API key \"ci\" may not do this: its entry in the keys file needs \"acquire\" in `verbs`, and a pattern in `names` that matches the name of the lock";
-    NOT_FOUND: NOT_FOUND, NotFound, "No such path", "the paths of this service are listed under /docs and in /openapi.json";
+    NOT_FOUND: NOT_FOUND, NotFound, "No such path", "there is no such path; /docs and /openapi.json list the paths";
     LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "this grant is not held: it was released, has expired, or was never made";
     REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this client has no such request at this gateway: the request may have ended, may be at another gateway, or was lost in a restart; repeat POST /requests with the same Idempotency-Key";
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not have this method; the header Allow lists its methods";
