@@ -46,7 +46,7 @@ async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     for (key, names_holder) in [(&chief, false), (&reader, true)] {
         let theirs = force(key, "deploy/theirs", "force=true").await.problem(409, "not_holder");
         let detail = theirs["detail"].as_str().expect("a text");
-        assert!(detail.contains("delete its key on the masters"), "{detail}");
+        assert!(detail.contains("delete the lock's key on the masters"), "{detail}");
         let holder = "another client of the masters holds it, without an expiry";
         assert_eq!(detail.ends_with(holder), names_holder, "{detail}");
     }

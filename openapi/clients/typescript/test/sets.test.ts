@@ -107,7 +107,8 @@ test("the deadline of a set moves when all its locks are extended", inTime, asyn
   });
   const loss = await guard.lost;
   assert.deepEqual([loss.kind, loss.lock], ["unconfirmed", guard.name]);
-  assert.match(loss.detail, /deadline\/staging": c \(503\)/);
+  // On a busy machine, the last try has no time left.
+  assert.match(loss.detail, /deadline\/staging": c \(503\)|did not answer within 0\.1 s/);
   await guard.release();
 });
 

@@ -170,12 +170,12 @@ fn described(error: &serde_json::Error) -> String {
         Category::Data => match elsewhere(text) {
             Some(advice) => advice.into(),
             None => match text.rsplit_once("`, expected ") {
-                Some((what, allowed)) => {
+                Some((what, allowed)) if text.starts_with("unknown field `") => {
                     let allowed = allowed.trim_start_matches("one of ");
                     let verb = if allowed.contains(',') { "are" } else { "is" };
                     format!("{what}`; allowed {verb} {allowed}{place}")
                 }
-                None => format!("{text}{place}"),
+                _ => format!("{text}{place}"),
             },
         },
     };
