@@ -123,8 +123,8 @@ pub struct SetLease {
     pub fencing_token: u64,
     /// The TTL that was granted, in milliseconds.
     pub ttl_ms: u32,
-    /// How long all locks may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
-    /// `validity_ms`, by a monotonic clock. *sent* is when the client sent the request.
+    /// A time in milliseconds. The client may trust all locks until *sent* + `elapsed_ms` +
+    /// `validity_ms`. *sent* is when it sent the request, by a monotonic clock.
     pub validity_ms: u32,
     /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
     /// waiting included.
@@ -399,9 +399,8 @@ pub struct ExtendResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub retry_after_ms: Option<u64>,
-    /// Only with status 200: how long the lock may be trusted, in milliseconds: until *sent* +
-    /// `elapsed_ms` + `validity_ms`, by a monotonic clock. *sent* is when the client sent the
-    /// request.
+    /// Only with status 200. A time in milliseconds. The client may trust the lock until *sent* +
+    /// `elapsed_ms` + `validity_ms`. *sent* is when it sent the request, by a monotonic clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false))]
     pub validity_ms: Option<u32>,
@@ -442,9 +441,9 @@ pub struct Lease {
     pub fencing_token: u64,
     /// The TTL that was granted, in milliseconds.
     pub ttl_ms: u32,
-    /// How long the lock may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
-    /// `validity_ms`, by a monotonic clock. *sent* is when the client sent the request. More than
-    /// `ttl_ms` after an extension that was shorter than the time left.
+    /// A time in milliseconds. The client may trust the lock until *sent* + `elapsed_ms` +
+    /// `validity_ms`. *sent* is when it sent the request, by a monotonic clock. An extension for less
+    /// than the time left keeps that time: `validity_ms` is then more than `ttl_ms`.
     pub validity_ms: u32,
     /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
     /// waiting included.

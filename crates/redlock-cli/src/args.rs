@@ -353,7 +353,7 @@ pub(crate) struct Lock {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) slots: Option<u32>,
 
-    /// Number of slots to take, never fewer: 1 to --slots
+    /// Number of slots to take, 1 to --slots. The command gets all of them or none
     #[arg(long, value_name = "NUMBER", requires = "slots", default_value_t = 1, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) take: u32,
 

@@ -163,9 +163,9 @@ pub struct Settings {
     memory_budget: Option<ByteSize>,
     /// Memory of a master that sets no maxmemory
     ///
-    /// When less than a third of a master's memory is free, a client gets no new locks (429) if its
-    /// locks take more than twice the free part. Without --node the locks share half of
-    /// --memory-budget.
+    /// When less than a third of a master's memory is free, the largest clients get no new locks
+    /// (429): those whose locks take more than twice the free memory. Without --node, all locks
+    /// together may take half of --memory-budget.
     #[arg(help_heading = headings::NODES)]
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MASTER_MEMORY", default_value = "1GiB", value_parser = value::memory)]
     pub master_memory: ByteSize,
@@ -192,10 +192,11 @@ pub struct Settings {
     /// Address or network of a proxy that is trusted to name its clients, such as 10.0.0.0/8;
     /// repeat for each [default: none]
     ///
-    /// The client's address is then the last one in X-Forwarded-For or Forwarded that is not a
-    /// trusted proxy. This address counts for limits, refusals, the log and the audit log. The proxy must
-    /// add the address of its caller to one of the two headers in every request. If the two headers
-    /// name different clients, or neither can be read, the proxy's own address counts.
+    /// The gateway reads X-Forwarded-For or Forwarded from the end. The first address that is not a
+    /// trusted proxy is the client's. This address counts for limits, refusals, the log and the
+    /// audit log. The proxy must add the address of its caller to one of the two headers in every
+    /// request. If the two headers name different clients, or neither can be read, the proxy's own
+    /// address counts.
     #[arg(help_heading = headings::ADDRESSES)]
     #[arg(
         long = "trusted-proxy",

@@ -28,8 +28,8 @@ pub(super) struct CallbackFlags {
     /// Allow callbacks to this network, although it is not public, such as 10.0.0.0/8; repeat for
     /// each [default: none]
     ///
-    /// Without this flag, callbacks reach no loopback, private, link-local or other special address,
-    /// whether the URL or DNS gives it.
+    /// Without this flag, callbacks reach no loopback, private, link-local or other special address.
+    /// This holds for addresses in a URL and for those that DNS gives.
     #[arg(help_heading = headings::CALLBACKS)]
     #[arg(
         long = "callback-network",

@@ -458,9 +458,8 @@ type ExtendResult struct {
 	// deadline stands: try again.
 	Status int32 `json:"status"`
 
-	// ValidityMs Only with status 200: how long the lock may be trusted, in milliseconds: until *sent* +
-	// `elapsed_ms` + `validity_ms`, by a monotonic clock. *sent* is when the client sent the
-	// request.
+	// ValidityMs Only with status 200. A time in milliseconds. The client may trust the lock until *sent* +
+	// `elapsed_ms` + `validity_ms`. *sent* is when it sent the request, by a monotonic clock.
 	ValidityMs *int32 `json:"validity_ms,omitempty"`
 
 	// Waiters Only with status 200: how many requests wait for the lock at this gateway, as in the answer
@@ -538,9 +537,9 @@ type Lease struct {
 	// TTLMs The TTL that was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs How long the lock may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
-	// `validity_ms`, by a monotonic clock. *sent* is when the client sent the request. More than
-	// `ttl_ms` after an extension that was shorter than the time left.
+	// ValidityMs A time in milliseconds. The client may trust the lock until *sent* + `elapsed_ms` +
+	// `validity_ms`. *sent* is when it sent the request, by a monotonic clock. An extension for less
+	// than the time left keeps that time: `validity_ms` is then more than `ttl_ms`.
 	ValidityMs int32 `json:"validity_ms"`
 
 	// Waiters Only in the answer to `PATCH`: how many wait for this lock at this gateway, so that a holder
@@ -858,8 +857,8 @@ type SetLease struct {
 	// TTLMs The TTL that was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs How long all locks may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
-	// `validity_ms`, by a monotonic clock. *sent* is when the client sent the request.
+	// ValidityMs A time in milliseconds. The client may trust all locks until *sent* + `elapsed_ms` +
+	// `validity_ms`. *sent* is when it sent the request, by a monotonic clock.
 	ValidityMs int32 `json:"validity_ms"`
 }
 
@@ -1331,17 +1330,19 @@ type ClientInterface interface {
 
 	// CreateRequestWithBody Create a deferred request
 	//
-	// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-	// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-	// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-	// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-	// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-	// several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	// Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+	// 202 at once, and `GET /requests/{id}` shows the state of the request.
 	//
-	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. The repetition changes nothing: the fields of the first request count. After the end, a
-	// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
-	// in the rate of the key and in the client's share of the masters' memory.
+	// When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+	// `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+	// time the client must claim the lock, or it expires. To claim one lock, send
+	// `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+	// `Idempotency-Key`, `slots` and `take` must be those of the request.
+	//
+	// A repeated request, with the same key and the same names, is also answered 202. While the first
+	// one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+	// new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+	// each name or slot in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1350,17 +1351,19 @@ type ClientInterface interface {
 
 	// CreateRequest Create a deferred request
 	//
-	// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-	// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-	// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-	// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-	// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-	// several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	// Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+	// 202 at once, and `GET /requests/{id}` shows the state of the request.
 	//
-	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. The repetition changes nothing: the fields of the first request count. After the end, a
-	// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
-	// in the rate of the key and in the client's share of the masters' memory.
+	// When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+	// `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+	// time the client must claim the lock, or it expires. To claim one lock, send
+	// `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+	// `Idempotency-Key`, `slots` and `take` must be those of the request.
+	//
+	// A repeated request, with the same key and the same names, is also answered 202. While the first
+	// one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+	// new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+	// each name or slot in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -1792,17 +1795,19 @@ func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn
 
 // CreateRequestWithBody Create a deferred request
 //
-// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-// several. Send the same `slots` and `take`. Without a claim, the lock expires.
+// Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+// 202 at once, and `GET /requests/{id}` shows the state of the request.
 //
-// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. The repetition changes nothing: the fields of the first request count. After the end, a
-// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
-// in the rate of the key and in the client's share of the masters' memory.
+// When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+// `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+// time the client must claim the lock, or it expires. To claim one lock, send
+// `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+// `Idempotency-Key`, `slots` and `take` must be those of the request.
+//
+// A repeated request, with the same key and the same names, is also answered 202. While the first
+// one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+// new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+// each name or slot in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type.
 //
@@ -1821,17 +1826,19 @@ func (c *Client) CreateRequestWithBody(ctx context.Context, params *CreateReques
 
 // CreateRequest Create a deferred request
 //
-// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-// several. Send the same `slots` and `take`. Without a claim, the lock expires.
+// Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+// 202 at once, and `GET /requests/{id}` shows the state of the request.
 //
-// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. The repetition changes nothing: the fields of the first request count. After the end, a
-// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
-// in the rate of the key and in the client's share of the masters' memory.
+// When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+// `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+// time the client must claim the lock, or it expires. To claim one lock, send
+// `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+// `Idempotency-Key`, `slots` and `take` must be those of the request.
+//
+// A repeated request, with the same key and the same names, is also answered 202. While the first
+// one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+// new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+// each name or slot in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -3013,17 +3020,19 @@ type ClientWithResponsesInterface interface {
 
 	// CreateRequestWithBodyWithResponse Create a deferred request
 	//
-	// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-	// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-	// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-	// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-	// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-	// several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	// Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+	// 202 at once, and `GET /requests/{id}` shows the state of the request.
 	//
-	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. The repetition changes nothing: the fields of the first request count. After the end, a
-	// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
-	// in the rate of the key and in the client's share of the masters' memory.
+	// When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+	// `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+	// time the client must claim the lock, or it expires. To claim one lock, send
+	// `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+	// `Idempotency-Key`, `slots` and `take` must be those of the request.
+	//
+	// A repeated request, with the same key and the same names, is also answered 202. While the first
+	// one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+	// new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+	// each name or slot in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -3032,17 +3041,19 @@ type ClientWithResponsesInterface interface {
 
 	// CreateRequestWithResponse Create a deferred request
 	//
-	// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-	// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-	// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-	// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-	// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-	// several. Send the same `slots` and `take`. Without a claim, the lock expires.
+	// Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+	// 202 at once, and `GET /requests/{id}` shows the state of the request.
 	//
-	// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-	// too. The repetition changes nothing: the fields of the first request count. After the end, a
-	// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
-	// in the rate of the key and in the client's share of the masters' memory.
+	// When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+	// `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+	// time the client must claim the lock, or it expires. To claim one lock, send
+	// `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+	// `Idempotency-Key`, `slots` and `take` must be those of the request.
+	//
+	// A repeated request, with the same key and the same names, is also answered 202. While the first
+	// one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+	// new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+	// each name or slot in the rate of the key and in the client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -5187,17 +5198,19 @@ func (c *ClientWithResponses) GetReadinessWithResponse(ctx context.Context, reqE
 
 // CreateRequestWithBodyWithResponse Create a deferred request
 //
-// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-// several. Send the same `slots` and `take`. Without a claim, the lock expires.
+// Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+// 202 at once, and `GET /requests/{id}` shows the state of the request.
 //
-// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. The repetition changes nothing: the fields of the first request count. After the end, a
-// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
-// in the rate of the key and in the client's share of the masters' memory.
+// When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+// `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+// time the client must claim the lock, or it expires. To claim one lock, send
+// `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+// `Idempotency-Key`, `slots` and `take` must be those of the request.
+//
+// A repeated request, with the same key and the same names, is also answered 202. While the first
+// one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+// new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+// each name or slot in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -5212,17 +5225,19 @@ func (c *ClientWithResponses) CreateRequestWithBodyWithResponse(ctx context.Cont
 
 // CreateRequestWithResponse Create a deferred request
 //
-// Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-// as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-// lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-// and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-// `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-// several. Send the same `slots` and `take`. Without a claim, the lock expires.
+// Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+// 202 at once, and `GET /requests/{id}` shows the state of the request.
 //
-// Until the request ends, a repetition with the same key and names finds it, and is answered 202
-// too. The repetition changes nothing: the fields of the first request count. After the end, a
-// repetition is a new request. If the key holds the lock already, the state is `claimed`. The request counts once for each name or slot
-// in the rate of the key and in the client's share of the masters' memory.
+// When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+// `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+// time the client must claim the lock, or it expires. To claim one lock, send
+// `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+// `Idempotency-Key`, `slots` and `take` must be those of the request.
+//
+// A repeated request, with the same key and the same names, is also answered 202. While the first
+// one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+// new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+// each name or slot in the rate of the key and in the client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

@@ -28,10 +28,9 @@ class ExtendResult:
         detail (str | Unset): What happened, for people.
         holder (str | Unset): The holder's label, with `not_holder`.
         retry_after_ms (int | Unset): Time after which a retry makes sense, in milliseconds.
-        validity_ms (int | Unset): Only with status 200: how long the lock may be trusted, in milliseconds: until *sent*
-            +
-            `elapsed_ms` + `validity_ms`, by a monotonic clock. *sent* is when the client sent the
-            request.
+        validity_ms (int | Unset): Only with status 200. A time in milliseconds. The client may trust the lock until
+            *sent* +
+            `elapsed_ms` + `validity_ms`. *sent* is when it sent the request, by a monotonic clock.
         waiters (int | Unset): Only with status 200: how many requests wait for the lock at this gateway, as in the
             answer
             to a `PATCH` of the lock alone.

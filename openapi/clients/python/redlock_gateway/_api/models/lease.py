@@ -36,9 +36,9 @@ class Lease:
         nodes_total (int): Number of configured nodes.
         token (str): The secret to send as `Lock-Token` to extend or release.
         ttl_ms (int): The TTL that was granted, in milliseconds.
-        validity_ms (int): How long the lock may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
-            `validity_ms`, by a monotonic clock. *sent* is when the client sent the request. More than
-            `ttl_ms` after an extension that was shorter than the time left.
+        validity_ms (int): A time in milliseconds. The client may trust the lock until *sent* + `elapsed_ms` +
+            `validity_ms`. *sent* is when it sent the request, by a monotonic clock. An extension for less
+            than the time left keeps that time: `validity_ms` is then more than `ttl_ms`.
         owner (str | Unset): The label from the request.
         slots (int | Unset): Only in the answer to a `POST` with `slots`: that number.
         slots_held (list[int] | Unset): Which slots of the lock are held. Absent for a lock without slots, and in the

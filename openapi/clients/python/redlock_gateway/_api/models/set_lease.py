@@ -35,8 +35,8 @@ class SetLease:
         nodes_total (int): Number of configured nodes.
         token (str): The secret to send as `Lock-Token` to extend or release each of the locks.
         ttl_ms (int): The TTL that was granted, in milliseconds.
-        validity_ms (int): How long all locks may be trusted, in milliseconds: until *sent* + `elapsed_ms` +
-            `validity_ms`, by a monotonic clock. *sent* is when the client sent the request.
+        validity_ms (int): A time in milliseconds. The client may trust all locks until *sent* + `elapsed_ms` +
+            `validity_ms`. *sent* is when it sent the request, by a monotonic clock.
         owner (str | Unset): The label from the request.
     """
 

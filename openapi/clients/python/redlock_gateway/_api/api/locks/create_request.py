@@ -126,18 +126,19 @@ def sync_detailed(
 ) -> Response[Problem | RequestStatus]:
     """Create a deferred request
 
-     Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-    as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-    lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-    and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-    `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-    several. Send the same `slots` and `take`. Without a claim, the lock expires.
+     Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+    202 at once, and `GET /requests/{id}` shows the state of the request.
 
-    Until the request ends, a repetition with the same key and names finds it, and is answered 202
-    too. The repetition changes nothing: the fields of the first request count. After the end, a
-    repetition is a new request. If the key holds the lock already, the state is `claimed`. The request
-    counts once for each name or slot
-    in the rate of the key and in the client's share of the masters' memory.
+    When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+    `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+    time the client must claim the lock, or it expires. To claim one lock, send
+    `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+    `Idempotency-Key`, `slots` and `take` must be those of the request.
+
+    A repeated request, with the same key and the same names, is also answered 202. While the first
+    one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+    new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+    each name or slot in the rate of the key and in the client's share of the masters' memory.
 
     Args:
         idempotency_key (str):
@@ -178,18 +179,19 @@ def sync(
 ) -> Problem | RequestStatus | None:
     """Create a deferred request
 
-     Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-    as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-    lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-    and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-    `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-    several. Send the same `slots` and `take`. Without a claim, the lock expires.
+     Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+    202 at once, and `GET /requests/{id}` shows the state of the request.
 
-    Until the request ends, a repetition with the same key and names finds it, and is answered 202
-    too. The repetition changes nothing: the fields of the first request count. After the end, a
-    repetition is a new request. If the key holds the lock already, the state is `claimed`. The request
-    counts once for each name or slot
-    in the rate of the key and in the client's share of the masters' memory.
+    When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+    `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+    time the client must claim the lock, or it expires. To claim one lock, send
+    `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+    `Idempotency-Key`, `slots` and `take` must be those of the request.
+
+    A repeated request, with the same key and the same names, is also answered 202. While the first
+    one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+    new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+    each name or slot in the rate of the key and in the client's share of the masters' memory.
 
     Args:
         idempotency_key (str):
@@ -225,18 +227,19 @@ async def asyncio_detailed(
 ) -> Response[Problem | RequestStatus]:
     """Create a deferred request
 
-     Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-    as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-    lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-    and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-    `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-    several. Send the same `slots` and `take`. Without a claim, the lock expires.
+     Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+    202 at once, and `GET /requests/{id}` shows the state of the request.
 
-    Until the request ends, a repetition with the same key and names finds it, and is answered 202
-    too. The repetition changes nothing: the fields of the first request count. After the end, a
-    repetition is a new request. If the key holds the lock already, the state is `claimed`. The request
-    counts once for each name or slot
-    in the rate of the key and in the client's share of the masters' memory.
+    When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+    `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+    time the client must claim the lock, or it expires. To claim one lock, send
+    `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+    `Idempotency-Key`, `slots` and `take` must be those of the request.
+
+    A repeated request, with the same key and the same names, is also answered 202. While the first
+    one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+    new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+    each name or slot in the rate of the key and in the client's share of the masters' memory.
 
     Args:
         idempotency_key (str):
@@ -275,18 +278,19 @@ async def asyncio(
 ) -> Problem | RequestStatus | None:
     """Create a deferred request
 
-     Asks for a lock, or for a set of locks, and keeps no connection open. The answer 202 comes as soon
-    as the request waits in the queue, or has the lock. `GET /requests/{id}` shows its state. When the
-    lock is ready, the gateway keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter),
-    and sends a signed `LockReady` to `callback_url`. Then claim the lock, at any gateway: repeat the
-    `Idempotency-Key` in `POST /locks/{name}` for one name, or in `POST /locks` with the same names for
-    several. Send the same `slots` and `take`. Without a claim, the lock expires.
+     Waits for a lock, or for a set of locks. The client keeps no connection open: the gateway answers
+    202 at once, and `GET /requests/{id}` shows the state of the request.
 
-    Until the request ends, a repetition with the same key and names finds it, and is answered 202
-    too. The repetition changes nothing: the fields of the first request count. After the end, a
-    repetition is a new request. If the key holds the lock already, the state is `claimed`. The request
-    counts once for each name or slot
-    in the rate of the key and in the client's share of the masters' memory.
+    When the gateway gets the lock, the state is `ready`. The gateway sends a signed `LockReady` to
+    `callback_url`, and keeps the lock for 10 s, or for the longest TTL if that is shorter. In this
+    time the client must claim the lock, or it expires. To claim one lock, send
+    `POST /locks/{name}` to any gateway. To claim a set, send `POST /locks` with the same names. The
+    `Idempotency-Key`, `slots` and `take` must be those of the request.
+
+    A repeated request, with the same key and the same names, is also answered 202. While the first
+    one is open, the repeated one has no effect, and its other fields are ignored. After that it is a
+    new request. If the key holds the lock already, the state is `claimed`. A request counts once for
+    each name or slot in the rate of the key and in the client's share of the masters' memory.
 
     Args:
         idempotency_key (str):
