@@ -3,8 +3,10 @@
 
 use std::time::Instant;
 
+use http::Method;
 use serde_json::{Value, json};
 
+use crate::support::client::Lease;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::nodes::stored_on;
@@ -110,4 +112,23 @@ async fn retry_after_is_short_for_a_master_that_is_just_away() {
     })
     .await;
     assert!(problem["retry_after_ms"].as_u64() <= Some(5_000), "{problem:#}");
+}
+
+/// A lock is on two of three masters. One of these loses its data. A `DELETE` that comes before the
+/// gateway has noticed releases the lock on the other one.
+#[tokio::test]
+async fn a_master_that_lost_its_data_does_not_say_that_a_lock_is_lost() {
+    for body in [json!({}), json!({ "slots": 2, "take": 2 })] {
+        let servers = masters(3);
+        let gateway = without_recovery(&servers).ready().await;
+        servers.iter().for_each(|server| drop(server.cmd(&["SET", "lock:bare", "x"])));
+        servers[1].cmd(&["DEL", "lock:bare"]);
+        servers[2].cmd(&["DEL", "lock:bare"]);
+        let call = gateway.call(Method::POST, "/locks/bare").json(&body);
+        let lease = Lease::from(&call.send().await);
+        servers[0].cmd(&["DEL", "lock:bare"]);
+        servers[1].cmd(&["FLUSHALL"]);
+        let released = gateway.delete("bare", &lease.token).await;
+        assert_eq!(released.status, 204, "{released:?}");
+    }
 }

@@ -37,7 +37,7 @@ use super::eligibility::{
 use super::link::{Answer, LinkError, LinkErrorKind, MarkerSwap, ProbeReply, Swapped};
 use super::node_registry::NodeRegistry;
 use super::observer::Env;
-use super::op::{Effect, Failure, Op, Reason, Vote};
+use super::op::{Effect, Failure, Op, Reason, ReleaseScope, Vote};
 use super::report::{Reporter, remedy_of_write_error};
 use super::rules::SafetyRules;
 use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
@@ -852,10 +852,8 @@ impl Driver {
         let mut ineligible = (!answer.is_admitted)
             .then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
-            // Nobody knows which locks a node without its marker has lost.
-            let is_worthless = !answer.is_admitted && matches!(*task.op, Op::Inspect { .. });
-            let vote = match ineligible.filter(|_| is_worthless) {
-                Some(why) => Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, why)),
+            let vote = match ineligible.filter(|_| !answer.is_admitted) {
+                Some(why) => without_marker(&task.op, vote, why),
                 None => vote,
             };
             ineligible = ineligible.or(vote.each().iter().find_map(ineligible_by));
@@ -884,6 +882,22 @@ fn fail_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     };
     fail_all(tasks, reason, effect, &error.detail);
     Err(error.into())
+}
+
+/// What the vote of a node without its marker is worth. Nobody knows which locks the node has lost, so
+/// it cannot say that a lock is not there. But a lock that a release has deleted was there.
+fn without_marker(op: &Op, vote: Vote, why: &'static str) -> Vote {
+    match (op, vote) {
+        // Nobody counts the votes on an undo.
+        (Op::Release { scope: ReleaseScope::Proposal, .. }, vote) => vote,
+        (Op::Release { .. }, Vote::Each(votes)) => {
+            Vote::Each(votes.into_iter().map(|vote| without_marker(op, vote, why)).collect())
+        }
+        (Op::Inspect { .. }, _) | (Op::Release { .. }, Vote::Missing | Vote::Held(_)) => {
+            Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, why))
+        }
+        (_, vote) => vote,
+    }
 }
 
 /// The fencing token of an acquire. The tokens of later acquires in a call are larger.
