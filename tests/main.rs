@@ -89,6 +89,7 @@ mod http {
     mod lost_responses;
     mod openapi;
     mod places;
+    mod precedence;
     mod proxies;
     mod quotas;
     mod refused;

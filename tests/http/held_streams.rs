@@ -403,6 +403,11 @@ async fn a_stream_may_hold_slots() {
     assert_eq!(light.status, 201, "one of three slots is left: {light:?}");
     gateway.post("pool", json!({ "slots": 3 })).await.problem(409, "lock_held");
     extended(&mut events).await;
+    // A number with a fraction of zero is the same number.
+    let waits = json!({ "slots": 3.0, "ttl_ms": TTL_MS, "wait_ms": 20_000 });
+    let waiting = holding(&gateway, "pool", waits).await.next_of("waiting", &[]).await;
+    let shown = waiting.data["holders"].as_array().map(Vec::len);
+    assert_eq!(shown, Some(3), "{waiting:?}");
 }
 
 mod measured {

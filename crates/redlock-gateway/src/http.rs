@@ -2,13 +2,14 @@
 //! routing, accounting. Only this module and those below it know axum's routes and extractors.
 
 pub mod access;
-mod asked;
+mod acquire;
 mod browser;
 mod console;
 mod docs;
 pub mod error;
 mod extend_many;
 pub mod extract;
+mod gate;
 mod health;
 mod hold;
 mod locks;
@@ -18,6 +19,7 @@ mod requests;
 mod sets;
 mod site;
 mod swagger;
+mod token;
 mod watch;
 pub mod wire;
 

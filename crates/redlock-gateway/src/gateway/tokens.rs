@@ -72,6 +72,14 @@ impl Target {
         }
     }
 
+    /// The slots of the lock, if it has several.
+    pub fn slots(&self) -> Option<Slots> {
+        match self {
+            Self::Slots(_, slots) => Some(*slots),
+            Self::Lock(_) | Self::Set(_) => None,
+        }
+    }
+
     /// How many locks the masters store for a grant.
     pub fn count(&self) -> usize {
         match self {

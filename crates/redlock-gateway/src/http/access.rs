@@ -5,9 +5,7 @@
 //! the check.
 
 use std::convert::Infallible;
-use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::middleware::Next;
@@ -15,27 +13,25 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::request::Parts;
-use http::{Uri, header};
+use http::{StatusCode, Uri, header};
 use percent_encoding::percent_decode_str;
 use redlock_core::LockName;
 use redlock_core::types::NameError;
 use tokio::sync::oneshot;
 
 use super::error::{ApiError, Disclosure, INVALID_NAME, RATE_LIMITED};
+use super::gate::Pass;
 use super::site;
-use crate::audit::{AuditContext, AuditEntry, AuditGuard, RequestEnd};
-use crate::auth::{AuthError, Authenticator, Caller, Credential, RateExceeded, Verb, holds_secret};
+use crate::audit::{AuditContext, AuditEntry, AuditGuard, AuditPart, RequestEnd};
+use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb, holds_secret};
 use crate::config::{Limits, Public};
 use crate::gateway::{Gateway, Refusal};
 use crate::origin::Origin;
 use crate::overload::clients::{Client, Clients, FairQueue};
-use crate::overload::in_flight::{Active, InFlight, RequestClass};
+use crate::overload::in_flight::Active;
 use crate::overload::refusals::Who;
 use crate::remedy::PublicUrl;
 use crate::transport::disconnect::Peer;
-
-/// The pause after a refusal that only an operator can change.
-const LONG_PAUSE: Duration = Duration::from_secs(60);
 
 /// State that all routes share.
 pub struct AppState {
@@ -249,55 +245,16 @@ impl Access {
         self.caller.check_rate().map_err(limited)
     }
 
-    /// Takes a slot for one lease of a request that extends many locks. Every lease but the first
-    /// also takes a turn in the fair queue, and one request off the rate of the key. The request
-    /// itself took both for the first lease.
-    pub(super) async fn enter_lease(&self, is_first: bool) -> Result<InFlight, ApiError> {
-        if !is_first {
-            self.app.fair_queue.take(&self.client.queue, false).await;
-            self.check_rate()?;
-        }
-        Ok(self.app.gateway.enter_lease(&self.client).await?)
+    /// Counts one more of several leases, as the route counted the first: a turn in the fair queue, and
+    /// one request off the rate of the key.
+    pub(super) async fn count_another(&self) -> Result<(), ApiError> {
+        self.take_turn().await;
+        self.check_rate()
     }
 
-    /// Charges a request for several locks, or slots of a lock, for those after the first, all
-    /// together or not at all: for each, one request off the rate of the key and a turn in the fair
-    /// queue.
-    pub(super) async fn charge_locks(&self, locks: usize) -> Result<(), ApiError> {
-        let Some(more) = u32::try_from(locks - 1).ok().and_then(NonZeroU32::new) else {
-            return Ok(());
-        };
-        self.caller.check_rate_of_many(more).map_err(|exceeded| match exceeded {
-            RateExceeded::Until(pause) => {
-                let detail = format!(
-                    "a request for {locks} names or slots counts as {locks} requests, and the API key has used up its rate \
-                     (`rate` and `burst` in the keys file); wait for retry_after_ms"
-                );
-                RATE_LIMITED.because(detail).retry_after(pause)
-            }
-            RateExceeded::BeyondBurst(burst) => {
-                let detail = format!(
-                    "a request for {locks} names or slots counts as {locks} requests, and the API key has a `burst` of \
-                     {burst}; raise `burst` in the keys file, or ask for fewer"
-                );
-                RATE_LIMITED.because(detail).retry_after(LONG_PAUSE)
-            }
-        })?;
-        self.take_turns(locks).await;
-        Ok(())
-    }
-
-    /// Waits for a turn in the fair queue for each lock or slot after the first, so that other
-    /// clients do not feel a request for many. A holder is never refused for its rate here.
-    pub(super) async fn take_turns(&self, locks: usize) {
-        for _ in 1..locks {
-            self.app.fair_queue.take(&self.client.queue, false).await;
-        }
-    }
-
-    /// Counts the request once for each of `locks` locks or slots that it changes on the masters.
-    pub(super) async fn widen(&self, in_flight: &mut InFlight, locks: usize) {
-        in_flight.widen(&self.client, locks).await;
+    /// Waits for a turn in the fair queue.
+    pub(super) async fn take_turn(&self) {
+        self.app.fair_queue.take(&self.client.queue, false).await;
     }
 
     /// The caller, for a stream that outlives the request.
@@ -311,6 +268,28 @@ impl Access {
         if let Some(audit) = &self.audit {
             write(&mut audit.entry());
         }
+    }
+
+    /// Notes the locks in the audit entry, as parts of the request.
+    pub(super) fn note_parts(&self, names: &[LockName]) {
+        self.note(|entry| {
+            entry.changes = true;
+            let lock = |name: &LockName| Some(name.to_string());
+            let part = |name| AuditPart { lock: lock(name), ..AuditPart::default() };
+            entry.parts = names.iter().map(part).collect();
+        });
+    }
+
+    /// Notes the outcome of the whole request in the audit entry of each lock that has none yet.
+    pub(super) fn end_parts<T>(&self, result: &Result<T, ApiError>, success: StatusCode) {
+        let end = match result {
+            Ok(_) => (success.as_u16(), None),
+            Err(error) => (error.status().as_u16(), Some(error.code().as_str())),
+        };
+        self.note(|entry| {
+            let open = entry.parts.iter_mut().filter(|part| part.end.is_none());
+            open.for_each(|part| part.end = Some(end));
+        });
     }
 
     /// Takes over the audit record of the request, which otherwise ends with the head of the answer.
@@ -339,12 +318,6 @@ impl Access {
         &self.client
     }
 
-    /// Takes a slot among the requests in flight. Called when the body is complete, so that a
-    /// client that sends no body takes no slot.
-    pub(super) async fn enter(&self, work: RequestClass) -> Result<InFlight, ApiError> {
-        Ok(self.app.gateway.enter(work, &self.client).await?)
-    }
-
     pub(super) fn gateway(&self) -> &Arc<Gateway> {
         &self.app.gateway
     }
@@ -368,10 +341,17 @@ impl Access {
         ApiError::of(refusal, Disclosure { nodes: self.sees_nodes(), ..Disclosure::default() })
     }
 
-    /// Checks that the caller may use the verb on this lock, and returns it as the keys are now.
-    pub(super) fn check_again(&self, verb: Verb, name: &LockName) -> Result<Caller, ApiError> {
+    /// Checks that the caller may use the verb on each of these locks, and returns it as the keys are
+    /// now. While the body arrives or the request waits, the key may be removed, or key or certificate
+    /// may expire.
+    pub(super) fn check_again(&self, verb: Verb, names: &[LockName]) -> Result<Caller, ApiError> {
         let caller = self.app.authenticator.identify_again(&self.caller)?;
-        self.require(verb, caller.may(verb, name))?;
+        for name in names {
+            self.require(verb, caller.may(verb, name)).map_err(|error| match names {
+                [_] => error,
+                _ => error.about(name.as_str()),
+            })?;
+        }
         self.check_record(verb)?;
         Ok(caller)
     }
@@ -443,10 +423,14 @@ impl Standing {
 }
 
 impl LockAccess {
-    /// Checks the caller again. While the body arrives or the request waits, the key may be
-    /// removed, or key or certificate may expire.
+    /// As [`Access::check_again`].
     pub(super) fn check_again(&self) -> Result<Caller, ApiError> {
-        self.access.check_again(self.verb, &self.name)
+        self.access.check_again(self.verb, std::slice::from_ref(&self.name))
+    }
+
+    /// As [`Access::pass`].
+    pub(super) async fn pass(&self, cost: usize) -> Result<Pass, ApiError> {
+        self.access.pass(self.verb, std::slice::from_ref(&self.name), cost).await
     }
 
     /// The error for a refusal, with what this caller may know.

@@ -15,11 +15,12 @@ use redlock_core::{LockName, LockToken, Ttl};
 use tokio_util::sync::ReusableBoxFuture;
 
 use super::access::{Access, lock_name};
-use super::asked::resolve;
 use super::error::{ApiError, ErrorReport, INVALID_BODY, INVALID_NAME, INVALID_TOKEN};
 use super::extract::{Json, no_query, requested_ttl, token_in};
+use super::gate::Pass;
 use super::openapi::{BodyErrors, CommonErrors};
 use super::render::large_response;
+use super::token::resolve;
 use super::wire::json_line;
 use crate::audit::AuditPart;
 use crate::auth::{Verb, holds_secret};
@@ -264,11 +265,12 @@ async fn admit(
     index: usize,
     checked: Result<(LockName, LockToken), ApiError>,
 ) -> Result<(InFlight, LockName, ResolvedToken), ApiError> {
-    let mut in_flight = access.enter_lease(index == 0).await?;
+    // The route counted the first lease.
+    if index > 0 {
+        access.count_another().await?;
+    }
     let (name, token) = checked?;
-    let caller = access.check_again(Verb::Extend, &name)?;
-    access.take_turns(token.slots().count().into()).await;
-    access.widen(&mut in_flight, token.slots().count().into()).await;
+    let Pass { in_flight, caller } = access.pass_lease(&name, token.slots().count().into()).await?;
     let token = resolve(access, &caller, &name, Verb::Extend, token).await?;
     if token.is_forced {
         access.note(|entry| entry.parts[index].forces = true);

@@ -156,6 +156,18 @@ pub(super) enum ReleaseBy {
     Force(u16),
 }
 
+impl ReleaseBy {
+    /// How many slots the release changes.
+    pub(super) fn cost(&self) -> usize {
+        match self {
+            Self::Token(token) => token.slots().count().into(),
+            // The slots of the grant are not known, so the release reads all.
+            Self::IdempotencyKey(_, slots) => slots.map_or(1, |slots| slots.count().into()),
+            Self::Force(_) => 1,
+        }
+    }
+}
+
 impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
     type Rejection = ApiError;
 

@@ -16,22 +16,22 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream;
-use redlock_api::{AcquireBody, Lease, LockStatus, StreamEnd, StreamEndReason, WaitingStatus};
+use redlock_api::{Lease, LockStatus, StreamEnd, StreamEndReason, WaitingStatus};
 use redlock_core::{LockName, LockToken, Owner, Slots, Ttl};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::access::{LockAccess, Standing};
-use super::asked::{Asked, note_slots};
+use super::acquire::Asked;
 use super::error::{ApiError, INVALID_TTL};
-use super::extract::{AcquireHead, requested_ttl};
+use super::extract::AcquireHead;
+use super::token::note_slots;
 use super::watch::{HEARTBEAT, HEARTBEAT_LINE, stream_response, write_event};
 use super::wire;
 use crate::audit::RequestEnd;
 use crate::auth::Verb;
-use crate::gateway::{GrantGuard, LeaseView, StreamPermit, WaitSender};
-use crate::overload::in_flight::RequestClass;
+use crate::gateway::{GrantGuard, LeaseView, StreamPermit};
 
 /// Events buffered for a connection that accepts none. When the buffer is full, extensions stop and
 /// the lock expires.
@@ -71,11 +71,11 @@ struct Piece(Bytes, Option<GrantGuard>);
 pub(super) async fn begin(
     lock: LockAccess,
     head: AcquireHead,
-    body: Box<AcquireBody>,
+    asked: Asked,
     token: Option<LockToken>,
 ) -> Result<Response, ApiError> {
-    lock.access.check_again(Verb::Extend, &lock.name)?;
-    let ttl = requested_ttl(body.ttl_ms.as_ref(), &lock.access.limits())?;
+    lock.access.check_again(Verb::Extend, asked.request.target.locks())?;
+    let (ttl, began) = (asked.request.ttl, Instant::from_std(asked.request.started));
     if ttl.millis() < SHORTEST_TTL {
         return Err(INVALID_TTL.because(format!(
             "ttl_ms is {}; a stream needs at least {SHORTEST_TTL}",
@@ -92,13 +92,13 @@ pub(super) async fn begin(
         head: Arc::new(head),
         pieces,
         decided: Some(decided),
-        began: Instant::now(),
+        began,
         _permit: permit,
     };
     tokio::spawn(async move {
         match token {
             Some(token) => stream.resume(lock, ttl, token).await,
-            None => stream.acquire(lock, body).await,
+            None => stream.acquire(lock, asked).await,
         }
     });
     decision.await.map_err(ApiError::internal)??;
@@ -137,12 +137,12 @@ struct HeldLease {
 }
 
 impl HeldStream {
-    async fn acquire(mut self, lock: LockAccess, body: Box<AcquireBody>) {
+    async fn acquire(mut self, lock: LockAccess, mut asked: Asked) {
         let head = self.head.clone();
         let (on_wait, mut waits) = tokio::sync::watch::channel(None);
-        let slots = body.slots.as_ref().and_then(|slots| slots.as_u64()?.try_into().ok());
-        let slots = slots.unwrap_or(1).clamp(1, Slots::MAX);
-        let acquired = Self::acquired(&lock, &head, body, self.began, on_wait);
+        asked.request.on_wait = Some(on_wait);
+        let slots = asked.request.target.slots().map_or(1, Slots::count);
+        let acquired = asked.acquire(&lock.access, head.client_gone());
         let (mut decided, pieces) = (self.decided.take(), self.pieces.clone());
         let mut record = None;
         // Runs beside the request, which must not stand still when its turn comes.
@@ -160,10 +160,11 @@ impl HeldStream {
             error = waiting => Err(error),
             () = pieces.closed() => return,
         };
-        let result = result.map(|(view, guard, asked)| {
-            let (view, until) = self.shown(view);
+        let result = result.map(|mut granted| {
+            let (view, until) = self.shown(granted.view);
             let held = HeldLease { token: view.token, ttl: view.ttl, until };
-            (asked.lease(&lock, &view), guard, held)
+            granted.view = view;
+            (granted.lease(&lock.access), granted.guard, held)
         });
         self.decided = decided;
         if let Some(record) = record {
@@ -185,24 +186,6 @@ impl HeldStream {
                 }
             }
         }
-    }
-
-    async fn acquired(
-        lock: &LockAccess,
-        head: &AcquireHead,
-        body: Box<AcquireBody>,
-        began: Instant,
-        on_wait: WaitSender,
-    ) -> Result<(LeaseView, GrantGuard, Asked), ApiError> {
-        let gateway = lock.access.gateway();
-        let mut in_flight = lock.access.enter(RequestClass::Other).await?;
-        let (mut request, asked) = Asked::read(lock, head, body, began.into_std())?;
-        asked.charge(&lock.access, &mut in_flight).await?;
-        request.on_wait = Some(on_wait);
-        let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
-        let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
-        lock.check_again()?;
-        Ok((view, guard, asked))
     }
 
     /// Continues an existing hold.
@@ -293,14 +276,12 @@ impl HeldStream {
         ttl: Ttl,
     ) -> Result<(Lease, HeldLease), ApiError> {
         let access = &lock.access;
-        let caller = access.check_again(Verb::Extend, &self.name)?;
-        let mut in_flight = access.enter(RequestClass::Held).await?;
-        // One turn for each lock, and one for the extension itself.
-        let slots = usize::from(token.slots().count());
-        access.take_turns(1 + slots).await;
-        access.widen(&mut in_flight, slots).await;
+        // No route has taken a turn for this extension.
+        access.take_turn().await;
+        let names = std::slice::from_ref(&self.name);
+        let pass = access.pass(Verb::Extend, names, token.slots().count().into()).await?;
         let before = self.began.elapsed();
-        let resolved = lock.resolve(&caller, token).await?;
+        let resolved = lock.resolve(&pass.caller, token).await?;
         let (gateway, limits) = (access.gateway(), access.limits());
         let view =
             gateway.extend(&self.name, &resolved, ttl, limits.max_hold, access.client()).await;

@@ -3,27 +3,26 @@
 use std::time::Instant;
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
-use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
+use http::StatusCode;
 use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use redlock_core::types::NameError;
 use redlock_core::{HeldBy, LockError, LockName, LockState, SlotSet};
 
 use super::access::{Access, LockAccess};
-use super::asked::{Asked, note_slots};
+use super::acquire::{Asked, Terms, lock_or_slots};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
     AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead, requested_ttl,
 };
 use super::hold;
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
-use super::render::{grant_response, header_value, json_response};
+use super::render::{grant_response, json_response};
+use super::token::note_slots;
 use super::watch;
 use super::wire::{lease, lock_list, lock_status};
 use crate::auth::Verb;
 use crate::gateway::{LeaseView, ListRequest, Refusal, Target};
 use crate::info::label_of;
-use crate::overload::in_flight::RequestClass;
 
 /// A reading of this many slots counts as one request with the masters. With 256, one client with 48
 /// connections left another client 4 % of its acquires; with 48, 21 %; with 16, 39 % (debug build,
@@ -98,48 +97,18 @@ pub(super) async fn acquire(
     mut head: AcquireHead,
     Json(body): Json<Box<AcquireBody>>,
 ) -> Result<Response, ApiError> {
-    // Boxed, because an unboxed future would make the future of every request larger.
-    if let Some(stream) = head.stream.take() {
-        return Box::pin(hold::begin(lock, head, body, stream.token?)).await;
-    }
     let started = Instant::now();
-    let mut in_flight = lock.access.enter(RequestClass::Other).await?;
-    let (request, asked) = Asked::read(&lock, &head, body, started)?;
-    asked.charge(&lock.access, &mut in_flight).await?;
-    let gateway = lock.access.gateway();
-    let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
-    let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
-    // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
-    lock.check_again()?;
-    let applied = asked.applied;
-    let lease = asked.lease(&lock, &view);
-    let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
-    let headers = response.headers_mut();
-    // Only slashes are encoded: no other character that a name may have ends a segment of a path.
-    headers.insert(
-        header::LOCATION,
-        header_value(format!("/locks/{}", lock.name.as_str().replace('/', "%2F")))?,
-    );
-    add_grant_headers(headers, lease.token, view.replayed, applied)?;
-    Ok(response)
-}
-
-/// Adds the headers of an answer with a grant. `applied`: the seconds of `Prefer: wait`, if they
-/// decided how long the request waited.
-pub(super) fn add_grant_headers(
-    headers: &mut HeaderMap,
-    token: String,
-    is_replayed: bool,
-    applied: Option<u64>,
-) -> Result<(), ApiError> {
-    headers.insert(LOCK_TOKEN.clone(), header_value(token)?);
-    if is_replayed {
-        headers.insert(IDEMPOTENCY_REPLAYED.clone(), HeaderValue::from_static("true"));
+    let LockAccess { access, name, verb } = lock;
+    let terms = Terms::of(&head, &body, &access.limits())?;
+    let target = lock_or_slots(name, &body)?;
+    let asked = Asked::read(&access, target, terms, *body, started)?;
+    if let Some(stream) = head.stream.take() {
+        let name = asked.request.target.name().clone();
+        let lock = LockAccess { access, name, verb };
+        // Boxed, because an unboxed future would make the future of every request larger.
+        return Box::pin(hold::begin(lock, head, asked, stream.token?)).await;
     }
-    if let Some(seconds) = applied {
-        headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
-    }
-    Ok(())
+    asked.acquire(&access, head.client_gone()).await?.answer(&access)
 }
 
 /// Extend a lock
@@ -171,15 +140,11 @@ pub(super) async fn extend(
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
     let LockAccess { access, name, .. } = &lock;
-    let mut in_flight = access.enter(RequestClass::Held).await?;
-    // The body may have taken long to arrive, and the key may have been removed meanwhile.
-    let caller = lock.check_again()?;
+    note_slots(access, &token);
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    access.take_turns(token.slots().count().into()).await;
-    access.widen(&mut in_flight, token.slots().count().into()).await;
-    note_slots(access, &token);
-    let token = lock.resolve(&caller, token).await?;
+    let pass = lock.pass(token.slots().count().into()).await?;
+    let token = lock.resolve(&pass.caller, token).await?;
     let before = started.elapsed();
     let extended =
         access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
@@ -229,20 +194,15 @@ pub(super) async fn extend(
 )]
 pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
-    let mut in_flight = access.enter(RequestClass::Held).await?;
+    let pass = lock.pass(by.cost()).await?;
     match by {
         ReleaseBy::Token(token) => {
-            access.take_turns(token.slots().count().into()).await;
-            access.widen(&mut in_flight, token.slots().count().into()).await;
             note_slots(access, &token);
-            let token = lock.resolve(access.caller(), token).await?;
+            let token = lock.resolve(&pass.caller, token).await?;
             let released = access.gateway().release(name, &token, access.client()).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::IdempotencyKey(key, slots) => {
-            let locks = slots.map_or(1, |slots| slots.count().into());
-            access.take_turns(locks).await;
-            access.widen(&mut in_flight, locks).await;
             let whose = (access.caller().principal(), key.as_str());
             let target = match slots {
                 None => Target::Lock(name.clone()),
@@ -330,8 +290,7 @@ pub(super) async fn inspect(
         return watch::of_lock(&lock, slots, stream.last);
     }
     let LockAccess { access, name, .. } = &lock;
-    let mut in_flight = access.enter(RequestClass::Other).await?;
-    access.widen(&mut in_flight, usize::from(slots.div_ceil(READ_AS_ONE))).await;
+    let _pass = lock.pass(slots.div_ceil(READ_AS_ONE).into()).await?;
     // Boxed, because an unboxed future would make the future of every request larger.
     let inspection = Box::pin(access.gateway().inspect(name, slots)).await;
     let waiters = access.gateway().waiters(name);
@@ -375,7 +334,7 @@ pub(super) async fn list(
     if let Some(stream) = stream {
         return watch::of_prefix(&access, query.prefix, stream.last);
     }
-    let _in_flight = access.enter(RequestClass::Other).await?;
+    let _pass = access.pass(Verb::List, &[], 1).await?;
     // A slot is listed for a key that may list its lock.
     let is_listed = |name: &LockName| access.caller().may(Verb::List, &name.lock_and_slot().0);
     let request = ListRequest {

@@ -9,30 +9,26 @@ use http::request::Parts;
 use http::{StatusCode, header};
 use redlock_api::headers::PREFERENCE_APPLIED;
 use redlock_api::{
-    CallbackState, DeferBody, LockReady, LockReadyData, RequestState, RequestStatus,
+    AcquireBody, CallbackState, DeferBody, LockReady, LockReadyData, RequestState, RequestStatus,
 };
 use redlock_core::{LockName, LockSet};
 use serde_json::Value;
 
 use super::access::{Access, Standing};
-use super::asked::{end_parts, note_parts, refused_set};
+use super::acquire::{Asked, Terms, lock_or_slots, refused};
 use super::error::{ApiError, INVALID_BODY, INVALID_CALLBACK};
-use super::extract::{
-    DeferHead, Json, metadata, no_query, requested_priority, requested_queue, requested_slots,
-    stored,
-};
+use super::extract::{DeferHead, Json, no_query};
+use super::gate::Pass;
 use super::openapi::{BodyErrors, CommonErrors};
 use super::render::{header_value, json_response};
-use super::sets::{check_again, named};
+use super::sets::named;
 use crate::audit::AuditContext;
 use crate::auth::Verb;
 use crate::callbacks::{CallbackError, CallbackUrl};
 use crate::gateway::{
-    AcquireRequest, CallbackOutcome, DeferredEnd, DeferredRequest, DeferredStage, GrantNotifier,
-    Refusal, RequestId, Target, accept_window,
+    CallbackOutcome, DeferredEnd, DeferredRequest, DeferredStage, GrantNotifier, Refusal,
+    RequestId, Target, accept_window,
 };
-use crate::info::LockMetadata;
-use crate::overload::in_flight::RequestClass;
 
 /// Create a deferred request
 ///
@@ -76,9 +72,9 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
     let set = named(&body.names)?;
-    note_parts(&access, set.names());
+    access.note_parts(set.names());
     let result = Box::pin(begin(&access, head, set, *body, started)).await;
-    end_parts(&access, &result, StatusCode::ACCEPTED);
+    access.end_parts(&result, StatusCode::ACCEPTED);
     result
 }
 
@@ -89,39 +85,19 @@ async fn begin(
     body: DeferBody,
     started: Instant,
 ) -> Result<Response, ApiError> {
-    let mut in_flight = access.enter(RequestClass::Other).await?;
-    check_again(access, Verb::Acquire, set.names())?;
+    access.check_again(Verb::Acquire, set.names())?;
     let callback = checked_callback(access, body.callback_url.as_ref(), set.names())?;
     let limits = access.limits();
     let (wait, applied) = head.wait(body.wait_ms.as_ref(), &limits)?;
-    let priority = requested_priority(body.priority.as_ref())?;
-    let queue = requested_queue(body.queue.as_ref())?;
+    let ttl = accept_window(&limits);
+    let DeferBody { priority, queue, slots, take, owner, metadata, .. } = body;
+    let body =
+        AcquireBody { priority, queue, slots, take, owner, metadata, ..AcquireBody::default() };
     let target = target(set, &body)?;
-    let metadata = metadata(body.owner, body.metadata, access.caller().principal())?;
-    let slots = match &target {
-        Target::Slots(_, slots) => Some(slots.count()).filter(|count| *count > 1),
-        Target::Lock(_) | Target::Set(_) => None,
-    };
-    let metadata = LockMetadata { slots, ..metadata };
-    let request = AcquireRequest {
-        target: target.clone(),
-        ttl: accept_window(&limits),
-        info: stored(&metadata)?,
-        principal: access.caller().principal().map(Into::into),
-        idempotency_key: Some(head.idempotency_key),
-        max_hold: limits.max_hold,
-        wait,
-        on_wait: None,
-        is_deferred: false,
-        client: access.client().clone(),
-        started,
-        hold_at_least: Duration::ZERO,
-        priority,
-        queue,
-    };
-    access.note(|entry| entry.owner.clone_from(&metadata.owner));
-    access.charge_locks(target.count()).await?;
-    access.widen(&mut in_flight, target.count()).await;
+    let idempotency_key = Some(head.idempotency_key);
+    let terms = Terms { ttl, wait, applied, idempotency_key };
+    let Asked { request, .. } = Asked::read(access, target.clone(), terms, body, started)?;
+    let Pass { in_flight, .. } = access.pass(Verb::Acquire, target.locks(), target.count()).await?;
     let (caller, audit) = (access.standing(), access.audit());
     let notifier = Notifier { caller, target: target.clone(), audit };
     let deferred = access.gateway().defer(request, in_flight, callback, notifier).await;
@@ -137,10 +113,9 @@ async fn begin(
 
 /// What the request waits for. One name stands for the lock itself, as in `POST /locks/{name}`: a set
 /// of one lock has other owners.
-fn target(set: LockSet, body: &DeferBody) -> Result<Target, ApiError> {
-    let DeferBody { queue, slots, take, .. } = body;
+fn target(set: LockSet, body: &AcquireBody) -> Result<Target, ApiError> {
     let [name] = set.names() else {
-        if queue.is_some() || slots.is_some() || take.is_some() {
+        if body.queue.is_some() || body.slots.is_some() || body.take.is_some() {
             let count = set.names().len();
             return Err(INVALID_BODY.because(format!(
                 "names has {count} locks; queue, slots and take need one lock, so leave them out or send one name"
@@ -148,10 +123,7 @@ fn target(set: LockSet, body: &DeferBody) -> Result<Target, ApiError> {
         }
         return Ok(Target::Set(set));
     };
-    Ok(match requested_slots(slots.as_ref(), take.as_ref())? {
-        None => Target::Lock(name.clone()),
-        Some(slots) => Target::Slots(name.clone(), slots),
-    })
+    lock_or_slots(name.clone(), body)
 }
 
 fn checked_callback(
@@ -163,7 +135,7 @@ fn checked_callback(
     let Some(url) = url.as_str() else {
         return Err(INVALID_CALLBACK.because("callback_url must be a string"));
     };
-    check_again(access, Verb::Callback, names)?;
+    access.check_again(Verb::Callback, names)?;
     let url = access.gateway().check_callback(url);
     url.map(Some).map_err(|error| INVALID_CALLBACK.because(format!("callback_url: {error}")))
 }
@@ -217,9 +189,9 @@ pub(super) async fn cancel(
         entry.what = Some("cancel");
         entry.changes = true;
     });
-    note_parts(&access, deferred.target.locks());
+    access.note_parts(deferred.target.locks());
     let result = access.check_record(Verb::Release);
-    end_parts(&access, &result, StatusCode::NO_CONTENT);
+    access.end_parts(&result, StatusCode::NO_CONTENT);
     result?;
     access.gateway().cancel(&deferred);
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -291,14 +263,6 @@ fn ended_state(end: &DeferredEnd<Refusal>) -> RequestState {
         DeferredEnd::Expired => RequestState::Expired,
         DeferredEnd::Cancelled => RequestState::Cancelled,
         DeferredEnd::Revoked | DeferredEnd::Refused(_) => RequestState::Refused,
-    }
-}
-
-/// The error for a refusal of a lock or of a set.
-fn refused(access: &Access, target: &Target, refusal: Refusal) -> ApiError {
-    match target {
-        Target::Lock(name) | Target::Slots(name, _) => access.refused_on(name, refusal),
-        Target::Set(set) => refused_set(access, set, refusal),
     }
 }
 

@@ -8,24 +8,20 @@ use futures_util::future::join_all;
 use http::request::Parts;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use redlock_api::{AcquireSetBody, ReleaseResult, ReleaseSetResults, SetLease};
-use redlock_core::{LockName, LockSet, QueueMode, SetError};
+use redlock_api::{AcquireBody, AcquireSetBody, ReleaseResult, ReleaseSetResults, SetLease};
+use redlock_core::{LockName, LockSet, SetError};
 use serde_json::Value;
 
 use super::access::{Access, lock_name, no_secret};
-use super::asked::{end_parts, note_parts, refused_set, resolve};
+use super::acquire::{Asked, Terms};
 use super::error::{ApiError, INVALID_BODY, INVALID_NAME, INVALID_PARAMETER};
-use super::extract::{
-    AcquireHead, Json, TokenOrKey, metadata, requested_hold, requested_priority, requested_ttl,
-    stored, token_or_key,
-};
-use super::locks::add_grant_headers;
+use super::extract::{AcquireHead, Json, TokenOrKey, token_or_key};
+use super::gate::Pass;
 use super::openapi::{BodyErrors, CommonErrors};
-use super::render::{grant_response, json_response};
-use super::wire::lease;
-use crate::auth::Verb;
-use crate::gateway::{AcquireRequest, LeaseView, Target};
-use crate::overload::in_flight::RequestClass;
+use super::render::json_response;
+use super::token::resolve;
+use crate::auth::{Caller, Verb};
+use crate::gateway::Target;
 
 /// Acquire a set of locks
 ///
@@ -67,63 +63,40 @@ pub(super) async fn acquire_set(
     Json(body): Json<AcquireSetBody>,
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let AcquireSetBody { names, .. } = &body;
-    let set = named(names)?;
-    note_parts(&access, set.names());
-    let result = acquire(&access, &head, &set, body, started).await;
+    let set = named(&body.names)?;
+    access.note_parts(set.names());
+    let result = acquire(&access, &head, set, body, started).await;
     let success = result.as_ref().map_or(StatusCode::CREATED, Response::status);
-    end_parts(&access, &result, success);
+    access.end_parts(&result, success);
     result
 }
 
 async fn acquire(
     access: &Access,
     head: &AcquireHead,
-    set: &LockSet,
+    set: LockSet,
     body: AcquireSetBody,
     started: Instant,
 ) -> Result<Response, ApiError> {
-    let mut in_flight = access.enter(RequestClass::Other).await?;
-    check_again(access, Verb::Acquire, set.names())?;
-    access.charge_locks(set.names().len()).await?;
-    access.widen(&mut in_flight, set.names().len()).await;
-    let limits = access.limits();
-    let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
-    let priority = requested_priority(body.priority.as_ref())?;
+    access.check_again(Verb::Acquire, set.names())?;
     if head.stream.is_some() {
         let detail = "an event stream holds one lock or its slots, not a set; leave out Accept: text/event-stream";
         return Err(INVALID_PARAMETER.because(detail));
     }
-    let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    let (wait, applied) = head.wait(body.wait_ms.as_ref(), &limits)?;
-    let metadata = metadata(body.owner, body.metadata, access.caller().principal())?;
-    access.note(|entry| entry.owner.clone_from(&metadata.owner));
-    let request = AcquireRequest {
-        target: Target::Set(set.clone()),
-        ttl,
-        info: stored(&metadata)?,
-        principal: access.caller().principal().map(Into::into),
-        idempotency_key: head.idempotency_key.clone(),
-        max_hold: limits.max_hold,
-        wait,
-        on_wait: None,
-        is_deferred: false,
-        client: access.client().clone(),
-        started,
-        hold_at_least,
+    let AcquireSetBody { names: _, ttl_ms, wait_ms, priority, hold_at_least_ms, owner, metadata } =
+        body;
+    let body = AcquireBody {
+        ttl_ms,
+        wait_ms,
         priority,
-        queue: QueueMode::default(),
+        hold_at_least_ms,
+        owner,
+        metadata,
+        ..AcquireBody::default()
     };
-    let gateway = access.gateway();
-    let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
-    let (view, guard) = acquired.map_err(|refusal| refused_set(access, set, refusal))?;
-    // If the caller may no longer acquire these locks, the guard is dropped and releases them.
-    check_again(access, Verb::Acquire, set.names())?;
-
-    let lease = set_lease(set, &view, metadata.owner);
-    let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
-    add_grant_headers(response.headers_mut(), lease.token, view.replayed, applied)?;
-    Ok(response)
+    let terms = Terms::of(head, &body, &access.limits())?;
+    let asked = Asked::read(access, Target::Set(set), terms, body, started)?;
+    asked.acquire(access, head.client_gone()).await?.answer(access)
 }
 
 /// The names of a body.
@@ -158,28 +131,6 @@ fn checked(name: &str) -> Result<LockName, ApiError> {
     lock_name(name)
 }
 
-pub(super) fn check_again(access: &Access, verb: Verb, names: &[LockName]) -> Result<(), ApiError> {
-    names.iter().try_for_each(|name| {
-        access.check_again(verb, name).map(drop).map_err(|error| error.about(name.as_str()))
-    })
-}
-
-fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease {
-    let lease = lease(&set.names()[0], view, owner);
-    SetLease {
-        names: set.names().iter().map(ToString::to_string).collect(),
-        token: lease.token,
-        fencing_token: lease.fencing_token,
-        ttl_ms: lease.ttl_ms,
-        validity_ms: lease.validity_ms,
-        elapsed_ms: lease.elapsed_ms,
-        expires_at: lease.expires_at,
-        owner: lease.owner,
-        nodes_granted: lease.nodes_granted,
-        nodes_total: lease.nodes_total,
-    }
-}
-
 /// Release a set of locks
 ///
 /// Releases each of 1 to 32 locks. The answer is 200 with one result for each name, in the order of
@@ -206,9 +157,9 @@ pub(super) async fn release_set(
     access: Access,
     ReleaseSet { set, by }: ReleaseSet,
 ) -> Result<Response, ApiError> {
-    note_parts(&access, set.names());
+    access.note_parts(set.names());
     let result = release_each(&access, &set, &by).await;
-    end_parts(&access, &result, StatusCode::OK);
+    access.end_parts(&result, StatusCode::OK);
     result
 }
 
@@ -217,19 +168,17 @@ async fn release_each(
     set: &LockSet,
     by: &TokenOrKey,
 ) -> Result<Response, ApiError> {
-    let mut in_flight = access.enter(RequestClass::Held).await?;
-    check_again(access, Verb::Release, set.names())?;
-    access.charge_locks(set.names().len()).await?;
     // No set has slots, but a token may name some.
     let slots = match by {
         TokenOrKey::Token(token) => token.slots().count(),
         TokenOrKey::IdempotencyKey(_) => 1,
     };
-    access.widen(&mut in_flight, set.names().len() * usize::from(slots)).await;
+    let cost = set.names().len() * usize::from(slots);
+    let Pass { caller, .. } = &access.pass(Verb::Release, set.names(), cost).await?;
     let releases: Vec<_> = (0..set.names().len())
         .map(|index| {
             Box::pin(async move {
-                let released = release(access, set, index, by).await;
+                let released = release((access, caller), set, index, by).await;
                 let end = match &released {
                     Ok(()) => (StatusCode::NO_CONTENT.as_u16(), None),
                     Err(error) => (error.status().as_u16(), Some(error.code().as_str())),
@@ -262,7 +211,7 @@ async fn release_each(
 }
 
 async fn release(
-    access: &Access,
+    (access, caller): (&Access, &Caller),
     set: &LockSet,
     index: usize,
     by: &TokenOrKey,
@@ -271,14 +220,14 @@ async fn release(
     let name = &set.names()[index];
     let released = match by {
         TokenOrKey::Token(token) => {
-            let token = resolve(access, access.caller(), name, Verb::Release, *token).await?;
+            let token = resolve(access, caller, name, Verb::Release, *token).await?;
             if token.is_forced {
                 access.note(|entry| entry.parts[index].forces = true);
             }
             gateway.release(name, &token, access.client()).await
         }
         TokenOrKey::IdempotencyKey(key) => {
-            let whose = (access.caller().principal(), key.as_str());
+            let whose = (caller.principal(), key.as_str());
             let target = Target::Set(set.clone());
             gateway.release_by_key(name, &target, whose, access.client()).await
         }
