@@ -463,3 +463,34 @@ pub(super) fn assert_refused_after_output(finished: &Finished, words: &[&str]) {
     assert_eq!(finished.code, Some(1), "{finished:?}");
     assert!(words.iter().all(|word| finished.stderr.contains(word)), "{finished:?}");
 }
+
+/// The row of `check`'s table of limits: for all clients together, and for one client.
+fn limits_of<'a>(printed: &'a Finished, what: &str) -> (&'a str, &'a str) {
+    let row = printed.stdout.lines().find_map(|line| line.strip_prefix("  ")?.strip_prefix(what));
+    let row = row.unwrap_or_else(|| panic!("no row {what:?} in\n{}", printed.stdout)).trim_start();
+    let (all, one) = row.split_once("  ").unwrap_or_else(|| panic!("one column: {row:?}"));
+    (all, one.trim_start())
+}
+
+#[tokio::test]
+async fn check_prints_the_limits_of_all_clients_and_of_one() {
+    let flags = ["check", "--max-connections", "4000", "--max-connections-per-client", "50"];
+    let waits = ["--max-waiters", "600", "--max-waiters-per-client", "70"];
+    let of_lock = ["--max-waiters-per-lock", "80", "--max-waited-locks-per-client", "9"];
+    let launch = flags.into_iter().chain(waits).chain(of_lock).chain(["--max-in-flight", "800"]);
+    let printed = Launch::bare(&launch.collect::<Vec<_>>()).finish().await;
+    assert_eq!(printed.code, Some(0), "{printed:?}");
+    for (what, all, one) in [
+        ("connections ", "4000", "50"),
+        ("requests in flight", "800", "what is left"),
+        ("leases of PATCH /locks in flight", "-", "100"),
+        ("waiting requests ", "600", "70"),
+        ("waiting requests of one lock", "80", "80"),
+        ("locks waited for", "-", "9"),
+        ("event streams and waiting requests", "3500", "what is left"),
+        ("deferred requests", "300", "70"),
+        ("listings", "2", "1"),
+    ] {
+        assert_eq!(limits_of(&printed, what), (all, one), "{what}");
+    }
+}

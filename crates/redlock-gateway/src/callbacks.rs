@@ -31,15 +31,11 @@ pub use self::address::Networks;
 use self::secret::{Secrets, SecretsError};
 use crate::origin::Origin;
 use crate::overload::clients::Client;
+use crate::overload::shares::{CALLBACKS, CALLBACKS_OF_ONE};
 use crate::reload::{Reload, Watched, read_one};
 
 /// Limit on the length of a URL, in bytes.
 const MAX_URL: usize = 2_048;
-/// Limit on the callbacks under way, of all clients together.
-const MAX_RUNNING: usize = 256;
-/// Limit on the callbacks under way of one client. So a slow receiver delays only its own client,
-/// unless many clients have slow receivers.
-const MAX_RUNNING_OF_CLIENT: usize = 16;
 /// Time limit of connecting.
 const CONNECT: Duration = Duration::from_secs(1);
 
@@ -158,7 +154,7 @@ impl Callbacks {
             .http1_only()
             .build()?;
         let CallbackSettings { origins, networks, .. } = settings.clone();
-        Ok(Self { http, origins, networks, secrets, running: Semaphore::new(MAX_RUNNING) })
+        Ok(Self { http, origins, networks, secrets, running: Semaphore::new(CALLBACKS) })
     }
 
     /// Checks a URL as far as possible without looking up its name.
@@ -205,7 +201,7 @@ impl Callbacks {
         limit: Duration,
     ) -> Result<(), CallbackError> {
         let permits = async {
-            let of_client = client.callbacks.begin(MAX_RUNNING_OF_CLIENT).await;
+            let of_client = client.callbacks.begin(CALLBACKS_OF_ONE).await;
             (of_client, self.running.acquire().await)
         };
         let _permits = timeout(limit / 2, permits).await.map_err(|_| CallbackError::Busy)?;

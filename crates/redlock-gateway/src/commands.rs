@@ -21,6 +21,7 @@ use crate::audit::AuditFile;
 use crate::auth::{Keys, KeysTextError, Secret, Verb, exposed_mode};
 use crate::config::{Config, NodePassword, Nodes, show};
 use crate::output;
+use crate::overload::shares;
 use crate::remedy::{in_flags, in_words};
 use crate::serve::{
     ServeError, check_addresses, cluster_name, named_cluster, redis_settings, within_descriptors,
@@ -156,7 +157,8 @@ async fn check_nodes(config: &Config) -> bool {
     enough
 }
 
-/// Prints how much memory the limits may take, and how many connections the file descriptors allow.
+/// Prints the limits, how much memory they may take, and how many connections the file descriptors
+/// allow.
 fn print_capacity(config: &Config) {
     let (costs, sum) = config.capacity.costs();
     let costs = costs.map(|(flag, count, cost)| format!("{flag} {count}: {cost}")).into_iter();
@@ -174,6 +176,10 @@ fn print_capacity(config: &Config) {
         ),
         // `check` prints this error as `WOULD NOT START`.
         Ok(_) | Err(_) => {}
+    }
+    println!("limits:");
+    for [what, all, one] in shares::table(&config.capacity, config.wait_share()) {
+        println!("  {what:<36} {all:>12}   {one}");
     }
 }
 

@@ -17,6 +17,7 @@ use redlock_core::node::redis::TlsSettings;
 
 use crate::callbacks::CallbackSettings;
 use crate::origin::Origin;
+use crate::overload::WaitShare;
 use crate::overload::capacity::{self, Capacity, Given, Transport};
 use crate::pattern::Group;
 use crate::proxies::TrustedProxies;
@@ -521,6 +522,17 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
 }
 
 impl Config {
+    /// The limits of one client's waiters.
+    pub fn wait_share(&self) -> WaitShare {
+        let (settings, waiters) = (&self.settings, self.capacity.waiters);
+        WaitShare {
+            waiters: settings.max_waiters_per_client.unwrap_or(waiters.div_ceil(4)),
+            locks: settings.max_waited_locks_per_client,
+            places_per_lock: settings.max_waiters_per_lock,
+            deferred: waiters.div_ceil(2),
+        }
+    }
+
     /// Validates settings against each other. Reads no file but that of the nodes' password.
     ///
     /// # Errors

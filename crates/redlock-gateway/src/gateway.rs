@@ -26,17 +26,16 @@ use tokio::sync::Notify;
 
 pub use self::deferring::accept_window;
 pub use self::grant::{GrantGuard, LeaseView};
-pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
+pub use self::listings::{CursorKey, ListRequest, ListView};
 use self::listings::{LISTING, Listings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 use self::requests::DeferredRequests;
 pub use self::requests::{
     CallbackOutcome, DeferredEnd, DeferredRequest, DeferredStage, GrantNotifier, RequestId,
-    TooManyDeferred,
 };
 pub use self::tokens::{PresentedToken, ResolvedToken, Target};
 use self::watch::seen::Seen;
-pub use self::watch::{Change, Event, Next, StreamPermit, TooManyStreams, Watched, Watcher};
+pub use self::watch::{Change, Event, Next, StreamPermit, Watched, Watcher};
 use self::watch::{LineChange, WatchLimits, Watches};
 use crate::callbacks::{CallbackUrl, CallbackUrlError, Callbacks};
 use crate::config::Limits;
@@ -46,6 +45,7 @@ use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests};
 use crate::overload::large_messages::LargeMessages;
 use crate::overload::long_lived::LongLived;
 use crate::overload::memory_budget::MasterMemory;
+use crate::overload::shares::Full;
 use crate::overload::wait_share::WaitShare;
 use crate::telemetry::{Now, Operation, OutcomeLabel, Sample, Telemetry};
 
@@ -135,9 +135,7 @@ pub enum Refusal {
     ClientGone,
     Overloaded,
     Quota(Exceeded),
-    TooManyListings(TooManyListings),
-    TooManyDeferred(TooManyDeferred),
-    TooManyStreams(TooManyStreams),
+    Full(Full),
     /// The cursor was not given to this principal in a listing of this prefix.
     InvalidCursor,
 }
@@ -686,7 +684,7 @@ impl Gateway {
     /// Begins to watch. `last`: the id of the last event that the client has got.
     ///
     /// # Errors
-    /// [`Refusal::TooManyStreams`], and [`Refusal::Draining`].
+    /// [`Refusal::Full`], and [`Refusal::Draining`].
     pub fn watch(
         &self,
         client: &Client,
@@ -696,18 +694,18 @@ impl Gateway {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        self.watches.watch(client, watched, last).map_err(Refusal::TooManyStreams)
+        self.watches.watch(client, watched, last).map_err(Refusal::Full)
     }
 
     /// Begins an event stream of a holder.
     ///
     /// # Errors
-    /// [`Refusal::TooManyStreams`], and [`Refusal::Draining`].
+    /// [`Refusal::Full`], and [`Refusal::Draining`].
     pub fn begin_stream(&self, client: &Client) -> Result<StreamPermit, Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        self.watches.begin_stream(client).map_err(Refusal::TooManyStreams)
+        self.watches.begin_stream(client).map_err(Refusal::Full)
     }
 
     /// Reads the watched lock for a snapshot. Later changes are published relative to the snapshot.
@@ -738,7 +736,7 @@ impl Gateway {
     /// Later changes are published relative to the snapshot.
     ///
     /// # Errors
-    /// [`Refusal::TooManyListings`], and no quorum.
+    /// [`Refusal::Full`], and no quorum.
     pub async fn snapshot_of_prefix(
         &self,
         watcher: &mut Watcher,
@@ -746,7 +744,7 @@ impl Gateway {
         prefix: &str,
         passes: impl Fn(&LockName) -> bool + Send + Sync,
     ) -> Result<(Vec<(LockName, HeldBy)>, bool), Refusal> {
-        let _places = self.listings.begin(client).await.map_err(Refusal::TooManyListings)?;
+        let _places = self.listings.begin(client).await.map_err(Refusal::Full)?;
         watcher.skip_to_now();
         let began = Instant::now();
         let most = (watcher.most_bytes(), watch::poll::Excess::LeaveOutLocks);
@@ -828,7 +826,7 @@ impl Gateway {
         let ListRequest { client, principal, prefix, limit, cursor } = request;
         let open = |text| self.cursors.open(text, prefix, principal).ok_or(Refusal::InvalidCursor);
         let cursor = cursor.map(open).transpose()?.unwrap_or_default();
-        let _places = self.listings.begin(client).await.map_err(Refusal::TooManyListings)?;
+        let _places = self.listings.begin(client).await.map_err(Refusal::Full)?;
         let page = self.locks.list(prefix, limit, cursor, LISTING, passes).await?;
         let next = page.next.map(|next| self.cursors.seal(&next, prefix, principal));
         Ok(ListView { locks: page.locks, next })

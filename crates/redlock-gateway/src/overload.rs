@@ -8,6 +8,7 @@
 //! | `large_messages` | the bytes of large requests and answers under way | what they say |
 //! | `long_lived` | the connections of waiters and event streams | which locks they are about |
 //! | `memory_budget` | each client's limit when the masters' memory is short | nodes, locks |
+//! | [`shares`] | the table of what clients can pile up | how the limits are kept |
 //! | `wait_share` | how many waiters and places in line each client may have | the queue of a lock |
 //! | [`refusals`] | a summary of refused requests, in few log lines | why they were refused |
 //!
@@ -42,6 +43,7 @@ pub(crate) mod large_messages;
 pub(crate) mod long_lived;
 pub(crate) mod memory_budget;
 pub mod refusals;
+pub mod shares;
 pub(crate) mod wait_share;
 
 pub use self::in_flight::{InFlight, RequestClass};

@@ -23,10 +23,10 @@ use crate::callbacks::{self, Callbacks, CallbacksError};
 use crate::config::{Config, Nodes, OnAuditFailure, show};
 use crate::gateway::{CursorKey, Gateway};
 use crate::http::{App, AppState, Hosts};
+use crate::overload::MasterMemory;
 use crate::overload::capacity::{self, NoDescriptors};
 use crate::overload::clients::{Clients, FairQueue};
 use crate::overload::refusals::{self, Refusals, Summary};
-use crate::overload::{MasterMemory, WaitShare};
 use crate::reload::{Reload, Watched};
 use crate::remedy::{PublicUrl, section};
 use crate::telemetry::{
@@ -615,13 +615,7 @@ fn assemble(
     );
     let gateway = gateway.with_bootstrap_refuted(bootstrap_refuted).with_callbacks(callbacks);
     let gateway = gateway.with_capacity(&config.capacity);
-    Ok(Arc::new(gateway.with_wait_share(WaitShare {
-        waiters:
-            config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
-        locks: config.settings.max_waited_locks_per_client,
-        places_per_lock: config.settings.max_waiters_per_lock,
-        deferred: config.capacity.waiters.div_ceil(2),
-    })))
+    Ok(Arc::new(gateway.with_wait_share(config.wait_share())))
 }
 
 async fn bootstrap(locks: Redlock, longest_wait: Duration, is_refuted: Arc<AtomicBool>) {

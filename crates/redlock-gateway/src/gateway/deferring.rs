@@ -63,10 +63,8 @@ impl Gateway {
         let principal = request.principal.clone();
         let limits = (self.wait_share.waiters, self.wait_share.deferred);
         let who = (principal, &request.client);
-        let (deferred, is_new) = self
-            .deferred
-            .add(owner, request.target.clone(), who, limits)
-            .map_err(Refusal::TooManyDeferred)?;
+        let (deferred, is_new) =
+            self.deferred.add(owner, request.target.clone(), who, limits).map_err(Refusal::Full)?;
         if is_new {
             let task = DeferredTask {
                 gateway: self.clone(),

@@ -13,16 +13,13 @@ use sha2::Sha256;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::overload::clients::{Client, Permit};
+use crate::overload::shares::{Full, LISTINGS, LISTINGS_OF_ONE, Resource};
 
 /// Time limit for one page of a listing. When it is reached, the page has the locks that were found
 /// until then.
 pub(super) const LISTING: Duration = Duration::from_secs(3);
-/// Limit on the listings of all clients that run at a time.
-const MAX: usize = 2;
 /// How long a listing waits for its turn.
 const TURN: Duration = Duration::from_secs(5);
-/// Limit on the listings of one client, running or waiting for their turns.
-const MAX_OF_ONE: usize = 1;
 /// Length of a cursor's signature, in bytes.
 const SIGNATURE: usize = 16;
 
@@ -45,21 +42,12 @@ pub struct ListView {
     pub next: Option<String>,
 }
 
-/// Refusal of a listing, because `max` listings are under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooManyListings {
-    pub max: usize,
-    /// Whether `max` is the limit for one client. Otherwise it is the limit for all clients
-    /// together.
-    pub of_this_client: bool,
-}
-
 /// The listings of a gateway.
 pub(super) struct Listings(Semaphore);
 
 impl Default for Listings {
     fn default() -> Self {
-        Self(Semaphore::new(MAX))
+        Self(Semaphore::new(LISTINGS))
     }
 }
 
@@ -70,18 +58,19 @@ impl Listings {
     pub(super) async fn begin(
         &self,
         client: &Client,
-    ) -> Result<(Permit, SemaphorePermit<'_>), TooManyListings> {
-        let refused = |max, of_this_client| TooManyListings { max, of_this_client };
-        let own = client.listing.take(MAX_OF_ONE).ok_or(refused(MAX_OF_ONE, true))?;
+    ) -> Result<(Permit, SemaphorePermit<'_>), Full> {
+        let own = client.listing.take(LISTINGS_OF_ONE);
+        let own = own.ok_or(Full::for_one(Resource::Listings, LISTINGS_OF_ONE))?;
         let turn = tokio::time::timeout(TURN, self.0.acquire()).await;
         // Nobody closes the semaphore.
-        let turn = turn.ok().and_then(Result::ok).ok_or(refused(MAX, false))?;
+        let turn =
+            turn.ok().and_then(Result::ok).ok_or(Full::for_all(Resource::Listings, LISTINGS))?;
         Ok((own, turn))
     }
 
     /// The listings that run.
     pub(super) fn count(&self) -> usize {
-        MAX - self.0.available_permits()
+        LISTINGS - self.0.available_permits()
     }
 }
 
@@ -218,10 +207,10 @@ mod tests {
         let [a, b, c] = [(); 3].map(|()| Client::default());
         let first = listings.begin(&a).await.expect("a turn");
         let again = listings.begin(&a).await.map(drop);
-        assert_eq!(again, Err(TooManyListings { max: 1, of_this_client: true }));
+        assert_eq!(again, Err(Full::for_one(Resource::Listings, 1)));
         let second = listings.begin(&b).await.expect("a turn");
         let late = listings.begin(&c).await.map(drop);
-        assert_eq!(late, Err(TooManyListings { max: 2, of_this_client: false }));
+        assert_eq!(late, Err(Full::for_all(Resource::Listings, 2)));
         // A refused listing takes no permit.
         assert_eq!((listings.count(), c.listing.count()), (2, 0));
         // Two clients that list again and again do not keep a third one out.

@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use super::tokens::Target;
 use crate::callbacks::CallbackError;
 use crate::overload::clients::{Client, Counter, Permit};
+use crate::overload::shares::{Full, Resource};
 
 /// How long an ended request is remembered.
 const REMEMBERED: Duration = Duration::from_secs(60);
@@ -115,13 +116,6 @@ pub trait GrantNotifier<R>: Send + Sync {
 
     /// Records the end of the request.
     fn ended(&self, end: &DeferredEnd<R>);
-}
-
-/// Refusal of a deferred request, because a limit on those that have not ended is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooManyDeferred {
-    pub max: usize,
-    pub of_this_client: bool,
 }
 
 /// One request. The registry and its task share it. `R` is the type of refusals.
@@ -301,16 +295,15 @@ impl<R> DeferredRequests<R> {
         target: Target,
         (principal, client): (Option<Arc<str>>, &Arc<Client>),
         (max_of_client, max): (usize, usize),
-    ) -> Result<(Arc<DeferredRequest<R>>, bool), TooManyDeferred> {
+    ) -> Result<(Arc<DeferredRequest<R>>, bool), Full> {
         let id = RequestId::of(&owner);
         let mut table = self.table.lock();
         if let Some(known) = table.requests.get(&id).filter(|known| known.is_open()) {
             return Ok((known.clone(), false));
         }
-        let full = |max, of_this_client| TooManyDeferred { max, of_this_client };
         let of_client = client.deferred.take(max_of_client);
-        let of_client = of_client.ok_or(full(max_of_client, true))?;
-        let of_all = self.open.take(max).ok_or(full(max, false))?;
+        let of_client = of_client.ok_or(Full::for_one(Resource::Deferred, max_of_client))?;
+        let of_all = self.open.take(max).ok_or(Full::for_all(Resource::Deferred, max))?;
         let new = Arc::new(DeferredRequest {
             id,
             target,
@@ -375,7 +368,7 @@ mod tests {
         number: u8,
         client: &Arc<Client>,
         limits: (usize, usize),
-    ) -> Result<(Arc<DeferredRequest<()>>, bool), TooManyDeferred> {
+    ) -> Result<(Arc<DeferredRequest<()>>, bool), Full> {
         let target = Target::Lock("a".parse().unwrap());
         requests.add(Owner::from_bytes([number; 16]), target, (None, client), limits)
     }
@@ -388,7 +381,7 @@ mod tests {
         let (again, is_new) = add(&requests, 1, &client, (1, 9)).unwrap();
         assert!(Arc::ptr_eq(&first, &again) && !is_new);
         let full = add(&requests, 2, &client, (1, 9)).map(drop).unwrap_err();
-        assert_eq!(full, TooManyDeferred { max: 1, of_this_client: true });
+        assert_eq!(full, Full::for_one(Resource::Deferred, 1));
         let other = Arc::new(Client::default());
         assert!(add(&requests, 2, &other, (1, 1)).is_err(), "the limit of all clients");
         first.end(DeferredEnd::Cancelled);

@@ -34,24 +34,7 @@ use self::state::{BUFFERED_OF_ALL, BUFFERED_OF_NAME, State, Topic};
 use self::turns::Turns;
 use crate::overload::clients::{Client, Counter, NamePermit, Permit};
 use crate::overload::long_lived::LongLived;
-
-/// Limit on the locks that are watched by name. Each is read about once a second.
-const MAX_NAMES: usize = 1_000;
-/// Limit on the different prefixes that are watched.
-const MAX_PREFIXES: usize = 100;
-
-const STREAMS_OF_ALL: &str =
-    "streams and waiting requests of all clients together (a larger --max-connections allows more)";
-const STREAMS_OF_CLIENT: &str =
-    "streams of this client, as many as others leave (a larger --max-connections allows more)";
-
-/// Refusal of a stream, because a limit is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooManyStreams {
-    pub max: usize,
-    /// The counted things, for the message.
-    pub what: &'static str,
-}
+use crate::overload::shares::{Full, Resource, WATCHED_LOCKS, WATCHED_PREFIXES};
 
 /// What all watchers together may take.
 #[derive(Debug)]
@@ -279,14 +262,13 @@ impl Watches {
     /// stream.
     ///
     /// # Errors
-    /// [`TooManyStreams`].
+    /// [`Full`].
     pub(super) fn watch(
         self: &Arc<Self>,
         client: &Client,
         watched: Watched,
         last: Option<&str>,
-    ) -> Result<Watcher, TooManyStreams> {
-        let full = |max, what| TooManyStreams { max, what };
+    ) -> Result<Watcher, Full> {
         let permit = self.begin_stream(client)?;
         let mut state = self.state.lock();
         let (mut share, mut prefix_share) = (None, None);
@@ -297,7 +279,7 @@ impl Watches {
         });
         let (changes, missed) = match &watched {
             Watched::Lock(name) => {
-                if state.names.len() >= MAX_NAMES {
+                if state.names.len() >= WATCHED_LOCKS {
                     // Locks without watchers make room.
                     state.names.retain(|known, topic| topic.left.is_none() || known == name);
                 }
@@ -306,15 +288,15 @@ impl Watches {
                     // An id from before this topic must not look as if nothing had happened since.
                     state.last_id += 1;
                 }
-                let free = MAX_NAMES.saturating_sub(state.names.len());
+                let free = WATCHED_LOCKS.saturating_sub(state.names.len());
                 if is_new && free == 0 {
-                    return Err(full(MAX_NAMES, "watched locks of all clients together"));
+                    return Err(Full::for_all(Resource::WatchedLocks, WATCHED_LOCKS));
                 }
                 // One client may watch as many locks as are still free. Another watcher of a
                 // watched lock costs no reading.
                 let limit = if is_new { free } else { usize::MAX };
                 let of_client = client.watched_locks.take(name, limit);
-                share = Some(of_client.ok_or(full(free, "watched locks of this client"))?);
+                share = Some(of_client.ok_or(Full::for_one(Resource::WatchedLocks, free))?);
                 let since = state.last_id;
                 let topic = state.names.entry(name.clone()).or_insert_with(|| Topic {
                     changes: broadcast::Sender::new(BUFFERED_OF_NAME),
@@ -337,13 +319,13 @@ impl Watches {
             }
             Watched::Prefix(prefix) => {
                 let is_new = !state.prefixes.contains_key(prefix);
-                let free = MAX_PREFIXES.saturating_sub(state.prefixes.len());
+                let free = WATCHED_PREFIXES.saturating_sub(state.prefixes.len());
                 if is_new && free == 0 {
-                    return Err(full(MAX_PREFIXES, "watched prefixes of all clients together"));
+                    return Err(Full::for_all(Resource::WatchedPrefixes, WATCHED_PREFIXES));
                 }
                 let limit = if is_new { free } else { usize::MAX };
                 let of_client = client.watched_prefixes.take(prefix, limit);
-                let refused = full(free, "watched prefixes of this client");
+                let refused = Full::for_one(Resource::WatchedPrefixes, free);
                 prefix_share = Some(of_client.ok_or(refused)?);
                 state.prefixes.entry(prefix.clone()).or_default().watchers += 1;
                 (state.all.subscribe(), None)
@@ -372,12 +354,12 @@ impl Watches {
     }
 
     /// Counts an event stream. One client may open as many as are still free.
-    pub(super) fn begin_stream(&self, client: &Client) -> Result<StreamPermit, TooManyStreams> {
-        let full = |max, what| TooManyStreams { max, what };
-        let all = full(self.long_lived.of_streams(), STREAMS_OF_ALL);
+    pub(super) fn begin_stream(&self, client: &Client) -> Result<StreamPermit, Full> {
+        let all = Full::for_all(Resource::Streams, self.long_lived.of_streams());
         let _long_lived = self.long_lived.begin_stream().ok_or(all)?;
         let free = self.long_lived.free() + 1;
-        let _of_client = client.watching.take(free).ok_or(full(free, STREAMS_OF_CLIENT))?;
+        let _of_client =
+            client.watching.take(free).ok_or(Full::for_one(Resource::Streams, free))?;
         let _of_all = self.streams.take(usize::MAX).ok_or(all)?;
         Ok(StreamPermit { _long_lived, _of_client, _of_all })
     }
@@ -712,26 +694,24 @@ mod tests {
             };
             locks.push(watcher);
         }
-        assert_eq!(locks.len(), MAX_NAMES);
-        assert_eq!(client.watched_locks.count(), MAX_NAMES / 2);
-        let what = "watched locks of all clients together";
+        assert_eq!(locks.len(), WATCHED_LOCKS);
+        assert_eq!(client.watched_locks.count(), WATCHED_LOCKS / 2);
         let refused = watch(client, Watched::Lock(name("b"))).map(drop);
-        assert_eq!(refused, Err(TooManyStreams { max: MAX_NAMES, what }));
+        assert_eq!(refused, Err(Full::for_all(Resource::WatchedLocks, WATCHED_LOCKS)));
         // A lock that is watched already is not one more.
         assert!(watch(&Client::default(), Watched::Lock(name("a0"))).is_ok());
         drop(locks);
         let mut prefixes = Vec::new();
-        for number in 0..MAX_PREFIXES {
+        for number in 0..WATCHED_PREFIXES {
             let prefix = Watched::Prefix(format!("p{number}"));
             let watched = clients.iter().find_map(|client| watch(client, prefix.clone()).ok());
             let mut watcher = watched.expect("a place");
             watcher.snapshot_made(Instant::now(), []);
             prefixes.push(watcher);
         }
-        assert_eq!(client.watched_prefixes.count(), MAX_PREFIXES / 2);
+        assert_eq!(client.watched_prefixes.count(), WATCHED_PREFIXES / 2);
         let refused = watch(client, Watched::Prefix("q".into())).map(drop);
-        let what = "watched prefixes of all clients together";
-        assert_eq!(refused, Err(TooManyStreams { max: MAX_PREFIXES, what }));
+        assert_eq!(refused, Err(Full::for_all(Resource::WatchedPrefixes, WATCHED_PREFIXES)));
         drop(prefixes);
         assert_eq!((watches.count(), client.watching.count()), (0, 0));
     }

@@ -20,7 +20,6 @@ use redlock_core::types::NameError;
 use tokio::sync::oneshot;
 
 use super::error::{ApiError, Disclosure, INVALID_NAME, RATE_LIMITED};
-use super::gate::Pass;
 use super::site;
 use crate::audit::{AuditContext, AuditEntry, AuditGuard, AuditPart, RequestEnd};
 use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb, holds_secret};
@@ -426,11 +425,6 @@ impl LockAccess {
     /// As [`Access::check_again`].
     pub(super) fn check_again(&self) -> Result<Caller, ApiError> {
         self.access.check_again(self.verb, std::slice::from_ref(&self.name))
-    }
-
-    /// As [`Access::pass`].
-    pub(super) async fn pass(&self, cost: usize) -> Result<Pass, ApiError> {
-        self.access.pass(self.verb, std::slice::from_ref(&self.name), cost).await
     }
 
     /// The error for a refusal, with what this caller may know.

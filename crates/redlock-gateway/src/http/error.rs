@@ -22,10 +22,11 @@ use super::wire::{json_line, node_answer, rfc3339, slot_holder};
 use crate::audit::RequestEnd;
 use crate::auth::{AuthError, Verb};
 use crate::config::show;
-use crate::gateway::{Refusal, TooManyDeferred, TooManyListings, TooManyStreams};
+use crate::gateway::Refusal;
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
 use crate::overload::large_messages::{COVERED, LargePermit, bounded};
+use crate::overload::shares::{Full, Resource};
 use crate::remedy::PublicUrl;
 
 /// What a client can do about a TTL above the limit.
@@ -423,33 +424,45 @@ impl ApiError {
                               client has reached its own limit; wait for retry_after_ms";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
-            Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
-                let of = if of_this_client { "this client" } else { "all clients together" };
-                let s = if max == 1 { "" } else { "s" };
-                let detail = format!("{of} may have {max} listing{s} under way at a time; wait for an answer");
-                RATE_LIMITED.because(detail).retry_after(SOON)
-            }
-            Refusal::TooManyDeferred(TooManyDeferred { max, of_this_client }) => {
-                let (of, flag) = if of_this_client {
-                    ("this client has", "--max-waiters-per-client")
-                } else {
-                    ("all clients together have", "half of --max-waiters")
-                };
-                let detail = format!(
-                    "{of} {max} deferred requests that have not ended, as many as are allowed ({flag}); claim the ready ones, or \
-                     cancel some by DELETE /requests/{{id}}"
-                );
-                TOO_MANY_WAITERS.because(detail).retry_after(SOON)
-            }
-            Refusal::TooManyStreams(TooManyStreams { max, what }) => {
-                let detail = format!(
-                    "too many event streams: this gateway now allows {max} {what}"
-                );
-                RATE_LIMITED.because(detail).retry_after(SOON)
-            }
+            Refusal::Full(full) => Self::of_full(full).retry_after(SOON),
             Refusal::InvalidCursor => INVALID_PARAMETER.because(
                 "this API key did not get this cursor for this prefix; send next_cursor of the previous page, or omit cursor",
             ),
+        }
+    }
+
+    fn of_full(Full { resource, max, of_this_client }: Full) -> Self {
+        let streams = |what: &str| {
+            RATE_LIMITED
+                .because(format!("too many event streams: this gateway now allows {max} {what}"))
+        };
+        let of = if of_this_client { "this client" } else { "all clients together" };
+        match resource {
+            Resource::Listings => {
+                let s = if max == 1 { "" } else { "s" };
+                RATE_LIMITED.because(format!(
+                    "{of} may have {max} listing{s} under way at a time; wait for an answer"
+                ))
+            }
+            Resource::Deferred => {
+                let (has, flag) = match of_this_client {
+                    true => ("has", "--max-waiters-per-client"),
+                    false => ("have", "half of --max-waiters"),
+                };
+                TOO_MANY_WAITERS.because(format!(
+                    "{of} {has} {max} deferred requests that have not ended, as many as are allowed ({flag}); claim the ready \
+                     ones, or cancel some by DELETE /requests/{{id}}"
+                ))
+            }
+            Resource::Streams => {
+                let what = match of_this_client {
+                    true => "streams of this client, as many as others leave",
+                    false => "streams and waiting requests of all clients together",
+                };
+                streams(&format!("{what} (a larger --max-connections allows more)"))
+            }
+            Resource::WatchedLocks => streams(&format!("watched locks of {of}")),
+            Resource::WatchedPrefixes => streams(&format!("watched prefixes of {of}")),
         }
     }
 

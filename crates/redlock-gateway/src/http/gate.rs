@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use redlock_core::LockName;
 
-use super::access::Access;
+use super::access::{Access, LockAccess};
 use super::error::{ApiError, RATE_LIMITED};
 use crate::auth::{Caller, RateExceeded, Verb};
 use crate::overload::in_flight::{InFlight, RequestClass};
@@ -106,5 +106,12 @@ impl Access {
                 RATE_LIMITED.because(detail).retry_after(LONG_PAUSE)
             }
         })
+    }
+}
+
+impl LockAccess {
+    /// As [`Access::pass`].
+    pub(super) async fn pass(&self, cost: usize) -> Result<Pass, ApiError> {
+        self.access.pass(self.verb, std::slice::from_ref(&self.name), cost).await
     }
 }

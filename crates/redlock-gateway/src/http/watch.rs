@@ -242,7 +242,7 @@ impl EventStream {
                         let snapshot = wire::lock_snapshot(locks, is_complete, line, shows);
                         self.write("snapshot", id, &snapshot);
                     }
-                    Err(Refusal::TooManyListings(_)) => {
+                    Err(Refusal::Full(_)) => {
                         self.snapshot_due = Some(Instant::now() + LISTING_PAUSE);
                     }
                     // Without a majority there is nothing to show. The next try is due.

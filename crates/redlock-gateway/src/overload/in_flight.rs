@@ -30,6 +30,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use crate::overload::clients::{Client, Concurrency, ContentionTracker, Counter, Permit};
+use crate::overload::shares::LEASES_PART;
 
 /// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,11 +145,10 @@ impl Requests {
     }
 
     /// Enters one lease of a request that extends many locks, as [`RequestClass::Held`]. All such
-    /// leases of a client share few places: an eighth of the permits, which is a quarter of what a
-    /// sole client may take. A lease waits for a place before it takes permits. So no lease is
-    /// refused because of other leases of its client.
+    /// leases of a client share few places, see [`LEASES_PART`]. A lease waits for a place before it
+    /// takes permits. So no lease is refused because of other leases of its client.
     pub(crate) async fn enter_lease(&self, client: &Client) -> Option<InFlight> {
-        let _lease_permit = client.extend_many_leases.begin(self.limit / 8).await;
+        let _lease_permit = client.extend_many_leases.begin(self.limit / LEASES_PART).await;
         Some(InFlight { _lease_permit, ..self.enter(RequestClass::Held, client).await? })
     }
 
