@@ -78,7 +78,7 @@ pub fn table(capacity: &Capacity, waits: WaitShare) -> Vec<[String; 3]> {
         count("waiting requests of one lock", waits.places_per_lock, waits.places_per_lock),
         row("locks waited for", none(), waits.locks.to_string()),
         row("event streams and waiting requests", capacity.long_lived.to_string(), free()),
-        row("watched locks", WATCHED_LOCKS.to_string(), free()),
+        row("locks watched by name", WATCHED_LOCKS.to_string(), free()),
         row("watched prefixes", WATCHED_PREFIXES.to_string(), free()),
         count("deferred requests", waits.deferred, waits.waiters),
         count("callbacks under way", CALLBACKS, CALLBACKS_OF_ONE),
