@@ -13,7 +13,7 @@ use crate::support::measure::measured;
 use crate::support::metrics::Samples;
 use crate::support::waiters::{
     HOUR_MS, answer, long_waiting_acquire, median, nothing_is_left, patient_over, released,
-    start_waiting, waiting_is,
+    start_waiting, waiting, waiting_acquire, waiting_is,
 };
 
 /// The time that a waiter's hint may need to arrive. Receivers do not acknowledge hints.
@@ -117,6 +117,43 @@ async fn forbidden_hints_lead_to_polls_and_a_log_line() {
         }
     }
     nothing_is_left(&first).await;
+}
+
+/// The lock is free when the wait of a request ends, but no hint has said so. The request has become
+/// the first in line, and has not asked yet.
+#[tokio::test]
+async fn an_impatient_waiter_asks_once_before_it_is_refused() {
+    const WAIT: Duration = Duration::from_millis(300);
+    let servers = masters(3);
+    let [first, second] = two_without_hints(&servers).await;
+    let mut granted = 0;
+    for round in 0.. {
+        let name = format!("job-{round}");
+        let held = first.acquire_for(&name, HOUR_MS).await;
+        let patient = start_waiting(&second, long_waiting_acquire(&second, &name)).await;
+        let sent = Instant::now();
+        let impatient = waiting_acquire(&second, &name, WAIT.as_millis() as u64);
+        let impatient = tokio::spawn(impatient.send());
+        eventually("both wait", async || {
+            (impatient.is_finished() || waiting(&second).await.0 == 2).then_some(())
+        })
+        .await;
+        patient.abort();
+        eventually("one is gone", async || (waiting(&second).await.0 < 2).then_some(())).await;
+        released(&first, &name, &held).await;
+        let was_free = sent.elapsed() < WAIT;
+        let answer = answer(impatient).await;
+        if answer.status == 201 {
+            released(&second, &name, &Lease::from(&answer)).await;
+        }
+        waiting_is(&second, 0, 0).await;
+        // On a busy machine the release may come too late.
+        assert!(!was_free || answer.status == 201, "it did not ask: {answer:?}");
+        granted += u32::from(was_free);
+        if granted == 10 {
+            break;
+        }
+    }
 }
 
 /// A gateway that receives no hints does not know of the waiters at other gateways. It must not

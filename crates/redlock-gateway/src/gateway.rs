@@ -397,7 +397,8 @@ impl Gateway {
                         }
                         place = Some((share, begins_to_wait(name)));
                         in_flight.wait();
-                        Ok(())
+                        let kept = self.wait_share.take_place(&client, name);
+                        Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
                     };
                     Box::pin(locks.acquire_set(set, ttl, options, Some(patience), waits)).await
                 });

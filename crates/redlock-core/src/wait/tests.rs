@@ -34,7 +34,8 @@ fn lock() -> Bytes {
 
 fn terms(shared_owner: Option<Owner>, round_limit: Duration) -> PlaceTerms {
     let priority = Priority::default();
-    PlaceTerms { shared_owner, round_limit, priority, mode: QueueMode::All, is_slotted: false }
+    let (mode, is_slotted) = (QueueMode::All, false);
+    PlaceTerms { shared_owner, returns: shared_owner, round_limit, priority, mode, is_slotted }
 }
 
 /// Enters the queue, whose first poll is due after 25 ms.
@@ -656,6 +657,21 @@ fn a_new_waiter_leaves_a_free_lock_to_the_first_between_turns() {
         matches!(new.step(now + MS, MayTry::Now), Step::Attempt(Cause::Poll)),
         "but a new request makes one attempt, however short its patience"
     );
+}
+
+#[test]
+fn a_waiter_asks_once_whatever_the_queue_remembers() {
+    let queue = queue();
+    let now = Instant::now();
+    let first = enter(&queue, "a", now);
+    let second = enter(&queue, "b", now);
+    assert_eq!(step(&first, now), ("poll", None));
+    refused(&first, now);
+    assert!(matches!(second.step(now, MayTry::Now), Step::Wait), "not out of turn");
+    drop(first);
+    let later = now + MS;
+    assert!(matches!(second.step(later, MayTry::InOrder), Step::WaitUntil(next) if next > later));
+    assert!(matches!(second.step(later, MayTry::Now), Step::Attempt(Cause::Poll)));
 }
 
 #[test]

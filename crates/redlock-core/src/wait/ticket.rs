@@ -41,8 +41,9 @@ pub(crate) enum Step<A> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MayTry {
     No,
-    /// If no waiter between two turns is before it.
+    /// When an attempt of the queue is due, if no waiter between two turns is before it.
     InOrder,
+    /// Whatever the queue remembers. But a pause for other gateways is kept.
     Now,
 }
 
@@ -51,6 +52,8 @@ pub(crate) enum MayTry {
 pub(crate) struct PlaceTerms {
     /// The owner, if other requests may ask for the same owner.
     pub(crate) shared_owner: Option<Owner>,
+    /// The owner, if the waiter takes its place up again when it comes back.
+    pub(crate) returns: Option<Owner>,
     /// How long the waiter's rounds may take.
     pub(crate) round_limit: Duration,
     pub(crate) priority: Priority,
@@ -123,7 +126,7 @@ impl<P, A> WaitQueues<P, A> {
         (now, first_try, first_poll): (Instant, Instant, Instant),
     ) -> WaitTicket<P, A> {
         self.entered.fetch_add(1, Ordering::AcqRel);
-        let PlaceTerms { shared_owner, round_limit, priority, mode, is_slotted } = terms;
+        let PlaceTerms { shared_owner, returns, round_limit, priority, mode, is_slotted } = terms;
         let mut shard = self.shard(&lock);
         let Shard { queues, places } = &mut *shard;
         let queue =
@@ -132,7 +135,7 @@ impl<P, A> WaitQueues<P, A> {
         // the order of their tickets.
         let arrival = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let ticket = priority.number(arrival);
-        let kept = shared_owner.and_then(|owner| {
+        let kept = returns.and_then(|owner| {
             self.with_places(places, &lock, now, |places| {
                 let (number, place) = places.take(&owner)?;
                 Some((taken_up(number, place.priority, priority), place))
@@ -173,6 +176,7 @@ impl<P, A> WaitQueues<P, A> {
             round_limit,
             failures: 0,
             shared_owner,
+            returns,
             owner_holds: is_holder || may_hold,
             handed: None,
             waker: None,
@@ -306,7 +310,12 @@ impl<P, A> WaitTicket<P, A> {
         if !first || competing.is_some() {
             return Step::Wait;
         }
-        if next_try > now || may_try == MayTry::No {
+        let may_ask = match may_try {
+            MayTry::No => false,
+            MayTry::InOrder => next_try <= now,
+            MayTry::Now => next_try <= now || queue.pause_ends.is_none_or(|end| end <= now),
+        };
+        if !may_ask {
             return Step::WaitUntil(next_try);
         }
         let patient_until = match may_try {

@@ -200,12 +200,14 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
             if self.is_superseded {
                 return Err(self.superseded(now));
             }
+            // A request that has not asked yet asks once before it is refused, if it is first in line:
+            // the lock may have been released since the last attempt of its queue.
             let may_try = if now < self.deadline {
                 MayTry::InOrder
-            } else if self.is_new {
-                MayTry::Now
-            } else {
+            } else if self.has_tried || now < self.first_try {
                 MayTry::No
+            } else {
+                MayTry::Now
             };
             let attempt = match self.ticket.step(now, may_try) {
                 Step::Handed(attempt) => {
@@ -233,8 +235,12 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                 }
                 // Waiters at other gateways may try first for a moment, even if this request's
                 // patience is shorter.
-                Step::WaitUntil(next) if self.is_new && next == self.first_try => {
-                    signalled(&self.ticket, next).await;
+                Step::WaitUntil(next)
+                    if now < self.first_try
+                        && !self.has_tried
+                        && (now >= self.deadline || self.is_new && next == self.first_try) =>
+                {
+                    signalled(&self.ticket, self.first_try).await;
                     continue;
                 }
                 Step::Wait | Step::WaitUntil(_) if now >= self.deadline && self.must_read(now) => {
@@ -268,9 +274,11 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                 }
             };
             // An attempt for the request's own grant gets its full time. So does the first attempt
-            // of an owner that may have a grant. An attempt that is cut off proves nothing.
+            // of an owner that may have a grant, and the one attempt of an impatient request. An attempt
+            // that is cut off proves nothing.
             let may_have_grant = self.params.owner_is_shared && !self.is_no_holder;
-            let cut_off = if self.is_new || may_have_grant || self.reason == WakeReason::OwnGrant {
+            let is_whole = self.is_new || may_have_grant || may_try == MayTry::Now;
+            let cut_off = if is_whole || self.reason == WakeReason::OwnGrant {
                 now + self.params.ttl.duration()
             } else {
                 self.deadline.max(now) + GRACE
