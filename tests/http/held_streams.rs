@@ -361,7 +361,9 @@ async fn audit_log_has_the_outcome_of_each_stream() {
     let body = json!({ "ttl_ms": 60_000, "wait_ms": HOUR_MS });
     let mut third = open(&other, None, body).await.expect("a stream");
     third.next_of("waiting", &[]).await;
-    let taken = open(&forcing, Some(&token), json!({ "ttl_ms": 60_000 })).await;
+    // Of the body, only the TTL counts.
+    let body = json!({ "ttl_ms": 60_000, "priority": 99, "owner": "x" });
+    let taken = open(&forcing, Some(&token), body).await;
     taken.expect("a stream").next_of("extended", &[]).await;
     assert_eq!(holder.delete(&gateway, "a", &token).await.status, 204);
     third.next_of("granted", &["waiting"]).await;

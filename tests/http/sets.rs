@@ -15,11 +15,7 @@ use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Answer, Call, Lease, assert_left};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{daily_or_long, eventually, masters};
-use crate::support::metrics::Samples;
-use crate::support::waiters::{
-    HOUR_MS, answer, long_waiting_acquire, nothing_is_left, patient, patient_over, released,
-    start_waiting,
-};
+use crate::support::waiters::{HOUR_MS, patient, patient_over};
 
 const NAMES: [&str; 3] = ["env/staging", "env/production", "db+1"];
 const BY_NAME: &str = "/locks?name=env/staging&name=env%2Fproduction&name=db+1";
@@ -490,71 +486,4 @@ async fn overlapping_sets_exclude_each_other_and_everybody_is_served() {
         "{total} sets for {clients} clients in {took:.1?}, at least {least} each, longest wait {longest:?}"
     );
     assert_eq!(served.len(), clients, "somebody was never served: {served:?}");
-}
-
-/// Two clients or more always ask for each lock of the set, so all its locks are never free at once by
-/// chance.
-#[tokio::test]
-async fn a_set_is_granted_while_others_compete_for_each_of_its_locks() {
-    let gateway = Arc::new(patient(Launch::embedded()).start().await);
-    let is_over = Arc::new(AtomicBool::new(false));
-    let single = |name: &'static str| {
-        let (gateway, is_over) = (gateway.clone(), is_over.clone());
-        tokio::spawn(async move {
-            while !is_over.load(Ordering::Relaxed) {
-                let lease = Lease::from(&long_waiting_acquire(&gateway, name).send().await);
-                gateway.inspect(name).await;
-                assert_eq!(gateway.delete(name, &lease.token).await.status, 204);
-            }
-        })
-    };
-    let singles: Vec<_> =
-        ["a", "b", "c"].into_iter().flat_map(|name| [name; 3]).map(single).collect();
-    eventually("others wait for each lock", async || {
-        let mut waiting = 0;
-        for name in ["a", "b", "c"] {
-            waiting += u32::from(gateway.inspect(name).await["waiters_total"].as_u64() > Some(0));
-        }
-        (waiting == 3).then_some(())
-    })
-    .await;
-    let body = json!({ "names": ["a", "b", "c"], "wait_ms": HOUR_MS });
-    let set = Lease::from(&gateway.call(Method::POST, "/locks").json(&body).send().await);
-    let path = "/locks?name=a&name=b&name=c";
-    let released = gateway.call(Method::DELETE, path).header("lock-token", &set.token).send().await;
-    assert_eq!(released.status, 200, "{released:?}");
-    is_over.store(true, Ordering::Relaxed);
-    for single in singles {
-        single.await.expect("it was served");
-    }
-    eventually("no place is left", async || {
-        let samples = Samples::of(&gateway).await;
-        (samples.get("redlock_kept_places", &[]) == 0.0).then_some(())
-    })
-    .await;
-}
-
-/// One lock of the set is held for long. A waiter for its other lock is served meanwhile, and the set gets
-/// both locks in the end.
-#[tokio::test]
-async fn a_waiting_set_does_not_keep_a_free_lock_from_others() {
-    let gateway = patient(Launch::embedded()).start().await;
-    let [a, b] = [gateway.acquire_for("a", HOUR_MS).await, gateway.acquire_for("b", HOUR_MS).await];
-    let waits = acquire(&gateway, &["a", "b"], json!({ "wait_ms": HOUR_MS }));
-    let set = start_waiting(&gateway, waits).await;
-    let single = start_waiting(&gateway, long_waiting_acquire(&gateway, "a")).await;
-    // The set is first in line, and `b` refuses it.
-    released(&gateway, "a", &a).await;
-    let single = Lease::from(&answer(single).await);
-    let line = gateway.inspect("b").await;
-    assert_eq!((&line["waiters_total"], set.is_finished()), (&json!(1), false), "{line:#}");
-    // Now `a` refuses it.
-    released(&gateway, "b", &b).await;
-    released(&gateway, "a", &single).await;
-    let set = Lease::from(&answer(set).await);
-    assert!(set.fencing > single.fencing);
-    for name in ["a", "b"] {
-        released(&gateway, name, &set).await;
-    }
-    nothing_is_left(&gateway).await;
 }

@@ -578,8 +578,7 @@ pub struct Waiter {
     /// clock, RFC 3339.
     #[cfg_attr(feature = "openapi", schema(format = DateTime))]
     pub waiting_since: String,
-    /// Whether only a place is kept: for the next request, or for a set that waits for another of its
-    /// locks.
+    /// Whether the last request has ended and the gateway keeps its place for the next one.
     pub is_away: bool,
     /// The priority from the request. Absent when it is 5.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -157,8 +157,8 @@ impl Redlock {
     /// Acquires all locks of a set, or none, with one token. Without a `patience`, tries as
     /// [`Redlock::acquire`] does. With one, waits as [`Redlock::acquire_within`] does, in the queue
     /// of the lock that refused the set last. It holds none of the locks while it waits, so sets
-    /// that overlap cannot block each other for ever. While it waits in one queue, its places in the
-    /// others are kept as `on_wait` allows. [`AcquireOptions::queue`] has no effect. `on_wait` is called each time that the request begins
+    /// that overlap cannot block each other for ever. No place is kept in a queue, and
+    /// [`AcquireOptions::queue`] has no effect. `on_wait` is called each time that the request begins
     /// to wait in a queue, with the place of that lock in `names`.
     ///
     /// The lease is of every lock of the set: each may be extended and released by its name and the
@@ -167,13 +167,13 @@ impl Redlock {
     /// # Errors
     /// As for [`Redlock::acquire_within`]. [`HeldBy::lock_of_set`] names the lock that is held.
     /// [`LockError::TooManyWaiters`] may also come later, when the request moves to another queue.
-    pub async fn acquire_set<T: Into<PlacePermit>>(
+    pub async fn acquire_set(
         &self,
         names: &LockSet,
         ttl: Ttl,
         options: AcquireOptions,
         patience: Option<Duration>,
-        on_wait: impl FnMut(usize) -> Result<T, LockError> + Send,
+        on_wait: impl FnMut(usize) -> Result<(), LockError> + Send,
     ) -> Result<Lease, LockError> {
         let priority = options.priority;
         let params = AcquireParams::new(

@@ -29,8 +29,7 @@
 //! queue keeps its order and backs off as a whole.
 //!
 //! A waiter with a shared owner that leaves without a grant keeps its place for a while, see
-//! [`places`]. The next request of its owner takes the place up. A set waits in the queue of one of its
-//! locks at a time, and keeps its places in the others.
+//! [`places`]. The next request of its owner takes the place up.
 //!
 //! A waiter may ask that only the newest of its kind waits, see [`newest`].
 //!
@@ -175,11 +174,6 @@ impl<P: Clone, A> WaitRegistry<P, A> {
     /// The owner no longer wants the lock: its place is given up.
     pub(crate) fn give_up(&self, lock: &Bytes, owner: &Owner) {
         self.queues.give_up(lock, owner, Instant::now());
-    }
-
-    /// The owner was granted this lock while it waited in the line of another lock of its set.
-    pub(crate) fn served_elsewhere(&self, lock: &Bytes, owner: &Owner) {
-        self.queues.served_elsewhere(lock, owner, Instant::now());
     }
 
     /// The first `limit` in line for a lock, as `describe` shows their parameters, and the length

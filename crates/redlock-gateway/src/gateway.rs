@@ -397,8 +397,7 @@ impl Gateway {
                         }
                         place = Some((share, begins_to_wait(name)));
                         in_flight.wait();
-                        let kept = self.wait_share.take_place(&client, name);
-                        Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
+                        Ok(())
                     };
                     Box::pin(locks.acquire_set(set, ttl, options, Some(patience), waits)).await
                 });

@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use redlock_core::{
-    AcquireOptions, Info, Lease, LockError, LockSet, LockToken, Owner, OwnerChoice, PlacePermit,
-    RetryPolicy, SlotSet, Slots, Ttl,
+    AcquireOptions, Info, Lease, LockError, LockSet, LockToken, Owner, OwnerChoice, RetryPolicy,
+    SlotSet, Slots, Ttl,
 };
 use tokio::time::Instant;
 
@@ -386,8 +386,7 @@ impl Client {
             if let Some(other) = other {
                 let set = LockSet::new(vec![name, lock_name(other)]).expect("two names");
                 let patience = if let How::Waiting(patience) = how { Some(patience) } else { None };
-                let keeps = |_| Ok(PlacePermit::counted(()));
-                return redlock.acquire_set(&set, ttl, options, patience, keeps).await;
+                return redlock.acquire_set(&set, ttl, options, patience, |_| Ok(())).await;
             }
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,

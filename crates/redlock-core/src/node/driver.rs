@@ -885,7 +885,7 @@ fn fail_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
 }
 
 /// What the vote of a node without its marker is worth. Nobody knows which locks the node has lost, so
-/// it cannot say that a lock is not there. But a lock that a release has deleted was there.
+/// it cannot say that a lock was not there. But a lock that a release has deleted was there.
 fn without_marker(op: &Op, vote: Vote, why: &'static str) -> Vote {
     match (op, vote) {
         // Nobody counts the votes on an undo.
@@ -893,7 +893,10 @@ fn without_marker(op: &Op, vote: Vote, why: &'static str) -> Vote {
         (Op::Release { .. }, Vote::Each(votes)) => {
             Vote::Each(votes.into_iter().map(|vote| without_marker(op, vote, why)).collect())
         }
-        (Op::Inspect { .. }, _) | (Op::Release { .. }, Vote::Missing | Vote::Held(_)) => {
+        (Op::Release { .. }, Vote::Missing | Vote::Held(_)) => {
+            Vote::Failed(Failure::found_nothing(why))
+        }
+        (Op::Inspect { .. }, _) => {
             Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, why))
         }
         (_, vote) => vote,

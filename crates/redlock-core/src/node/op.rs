@@ -377,6 +377,16 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// A release has run on a node without its marker, and has not found the grant there.
+    pub(crate) fn found_nothing(why: &'static str) -> Self {
+        Self::new(Reason::Quarantined, Effect::Possible, why)
+    }
+
+    /// Whether this is [`Failure::found_nothing`]. Any other operation in a quarantine is not sent.
+    pub(crate) fn is_of_nothing_found(&self) -> bool {
+        (self.reason, self.effect) == (Reason::Quarantined, Effect::Possible)
+    }
+
     pub(crate) fn new(reason: Reason, effect: Effect, detail: impl Into<String>) -> Self {
         Self { reason, effect, detail: detail.into() }
     }

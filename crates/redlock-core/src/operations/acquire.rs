@@ -10,10 +10,8 @@ mod backoff;
 mod queued;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::attempt::{AcquireParams, Attempt};
@@ -142,48 +140,19 @@ const QUICK_MOVES: u32 = 4;
 /// The longest such pause.
 const MOVE_PAUSE: Duration = Duration::from_millis(100);
 
-/// The places of a waiting set in the lines of its locks. They end with its wait.
-struct PlacesOfSet<'a> {
-    waiters: &'a Waiters,
-    owner: Owner,
-    locks: Vec<Bytes>,
-    /// Whether it has waited in any line.
-    has_waited: AtomicBool,
-}
-
-impl PlacesOfSet<'_> {
-    fn granted(mut self) {
-        if std::mem::take(self.has_waited.get_mut()) {
-            self.locks.iter().for_each(|lock| self.waiters.served_elsewhere(lock, &self.owner));
-        }
-    }
-}
-
-impl Drop for PlacesOfSet<'_> {
-    fn drop(&mut self) {
-        if *self.has_waited.get_mut() {
-            self.locks.iter().for_each(|lock| self.waiters.give_up(lock, &self.owner));
-        }
-    }
-}
-
 /// Acquires all locks of a set, and waits for up to `patience`. Holds none of them while it waits.
-/// It waits in the queue of one lock at a time: the one that refused it last. It keeps its places in the
-/// queues of the others. Each time it begins to wait in a queue, it calls `on_wait` with the place of
-/// that lock in the set.
-pub(crate) async fn acquire_set_within<T: Into<PlacePermit>>(
+/// It waits in the queue of one lock at a time: the one that refused it last. Each time it begins to
+/// wait in a queue, it calls `on_wait` with the place of that lock in the set.
+pub(crate) async fn acquire_set_within(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     mut params: AcquireParams,
     priority: Priority,
     patience: Duration,
-    mut on_wait: impl FnMut(usize) -> Result<T, LockError> + Send,
+    mut on_wait: impl FnMut(usize) -> Result<(), LockError> + Send,
 ) -> Result<Lease, LockError> {
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let names: Vec<_> = params.keys.each().map(|keys| keys.lock.clone()).collect();
-    let (owner, locks) = (params.owner, names.clone());
-    let has_waited = AtomicBool::new(false);
-    let places = PlacesOfSet { waiters, owner, locks, has_waited };
     let mut moves = 0;
     loop {
         moves += 1;
@@ -191,7 +160,6 @@ pub(crate) async fn acquire_set_within<T: Into<PlacePermit>>(
         let mut has_waited = false;
         let begins_to_wait = || {
             has_waited = true;
-            places.has_waited.store(true, Ordering::Relaxed);
             on_wait(waits_for)
         };
         let left = deadline.saturating_duration_since(Instant::now());
@@ -199,12 +167,7 @@ pub(crate) async fn acquire_set_within<T: Into<PlacePermit>>(
         let attempt = acquire_within(shared, waiters, params.clone(), line, left, begins_to_wait);
         let mut by = match Box::pin(attempt).await {
             Err(LockError::Held(by)) => by,
-            result => {
-                if result.is_ok() {
-                    places.granted();
-                }
-                return result;
-            }
+            result => return result,
         };
         let refused_by = usize::from(by.lock_of_set);
         params.nonce = None;
@@ -212,9 +175,6 @@ pub(crate) async fn acquire_set_within<T: Into<PlacePermit>>(
         if refused_by == 0 || by.is_part_of_own_set || Instant::now() >= deadline {
             let place = names.iter().position(|name| *name == params.keys.lock);
             by.lock_of_set = place.and_then(|at| u8::try_from(at).ok()).unwrap_or_default();
-            if let Some(line) = &mut by.line {
-                line.kept_for = None;
-            }
             return Err(LockError::Held(by));
         }
         if !has_waited && moves >= QUICK_MOVES {
@@ -238,9 +198,7 @@ pub(crate) fn acquire_within<T: Into<PlacePermit>>(
     let of_queue = AcquireParams { nonce: None, ..params.clone() };
     let round_limit = shared.round_limits(params.ttl).quorum;
     let is_slotted = params.slotted.is_some();
-    // A set comes back to the queue that it leaves for another one.
-    let returns = shared_owner.or(params.keys.others.is_some().then_some(params.owner));
-    let terms = PlaceTerms { shared_owner, returns, round_limit, priority, mode, is_slotted };
+    let terms = PlaceTerms { shared_owner, round_limit, priority, mode, is_slotted };
     let (ticket, first_try) = waiters.enter(&params.keys.lock, of_queue, terms);
     let on_wait = Some(on_wait);
     let reason = WakeReason::Handed;

@@ -86,8 +86,11 @@ async fn released(shared: &Arc<Shared>, round: &Round) -> Result<(), LockError> 
         Decision::Neither | Decision::Open => {
             let outcome = round.outcome_of(decision);
             let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
-            let refused =
-                count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
+            let refused = count(&outcome.votes, |vote| match vote {
+                Vote::Held(_) | Vote::Missing => true,
+                Vote::Failed(failure) => failure.is_of_nothing_found(),
+                _ => false,
+            });
             // At least one node stored our grant and has released it, so the grant may have been on
             // a majority. A majority has answered now, and none of these nodes stores the grant any
             // more. So no majority can store it.

@@ -11,10 +11,6 @@
 //! [`CHARGED`]. The pause is free of charge if that waiter came back and asked the nodes. So
 //! clients that never come back cost at most 1 % of a lock's time.
 //!
-//! A set of locks moves from queue to queue: it waits for the lock that refused it last, and is away
-//! in the queues of the others. When it is the first in all of them, its locks are left to it as they
-//! become free, and it gets them all.
-//!
 //! The owners of waiters that were [superseded](super::newest) are noted here for the same time.
 //! They have no place in line.
 //!
@@ -41,7 +37,7 @@ pub(super) const GAP: Duration = Duration::from_millis(200);
 pub(super) const CHARGED: Duration = Duration::from_secs(20);
 
 /// Whether the place of a waiter is kept when the waiter leaves without a grant. Only places of
-/// [shared](crate::OwnerChoice::Shared) owners are kept, and those of a set that waits in another queue.
+/// [shared](crate::OwnerChoice::Shared) owners are kept.
 pub struct PlacePermit(Option<Box<dyn Any + Send>>);
 
 impl PlacePermit {

@@ -160,8 +160,6 @@ pub(super) struct Waiter<P, A> {
     pub(super) failures: u32,
     /// The owner, if other requests may ask for it.
     pub(super) shared_owner: Option<Owner>,
-    /// The owner, if a place may be kept for it.
-    pub(super) returns: Option<Owner>,
     /// The waiter's owner appears to hold the lock, and the waiter has not asked for that grant
     /// since.
     pub(super) owner_holds: bool,
@@ -314,8 +312,7 @@ impl<P, A> WaitQueues<P, A> {
         let Shard { queues, places } = &mut *shard;
         let Some(queue) = queues.get_mut(lock) else { return Left { handed: None, line: None } };
         let number = queue.number_of(ticket);
-        let has_asked = queue.competing == Some(ticket);
-        let is_next = has_asked || queue.is_first(ticket);
+        let is_next = queue.is_first(ticket) || queue.competing == Some(ticket);
         let Some(waiter) = queue.waiters.remove(&number) else {
             return Left { handed: None, line: None };
         };
@@ -336,7 +333,7 @@ impl<P, A> WaitQueues<P, A> {
         if is_next && (waiter.is_slotted || next_is_slotted) {
             queue.next_try = now;
         }
-        let Waiter { handed, shared_owner, returns, params, permit, is_superseded, .. } = *waiter;
+        let Waiter { handed, shared_owner, params, permit, is_superseded, .. } = *waiter;
         let Waiter { priority, mode, since, arrival, .. } = *waiter;
         let mut left = Left { handed: handed.map(|attempt| *attempt), line: None };
         let mut is_passed_on = false;
@@ -348,9 +345,6 @@ impl<P, A> WaitQueues<P, A> {
                 }
             }),
             Leave::Ended { now } => {
-                if has_asked {
-                    self.with_places(places, lock, now, |places| places.asked(number));
-                }
                 let away = self
                     .with_places(places, lock, now, |places| places.line().range(..number).count());
                 let before = away + queue.waiters.range(..number).count();
@@ -359,9 +353,8 @@ impl<P, A> WaitQueues<P, A> {
                     shared_owner.and_then(|owner| queue.pass_on(number, priority, owner, since));
                 is_passed_on = copy.is_some();
                 let mut keeps = None;
-                let is_holder = shared_owner.is_some() && shared_owner == queue.holder;
-                if copy.is_none() && !is_holder && !is_superseded {
-                    keeps = returns.zip(permit);
+                if copy.is_none() && shared_owner != queue.holder && !is_superseded {
+                    keeps = shared_owner.zip(permit);
                 }
                 let is_kept = keeps.is_some_and(|(owner, permit)| {
                     let permit = Some(permit);
@@ -496,16 +489,6 @@ impl<P, A> WaitQueues<P, A> {
         let wake = queue.signal_first();
         drop(shard);
         wake.into_iter().for_each(Waker::wake);
-    }
-
-    /// The owner was granted this lock while it waited in the line of another lock of its set.
-    pub(crate) fn served_elsewhere(&self, lock: &Bytes, owner: &Owner, now: Instant) {
-        let mut shard = self.shard(lock);
-        self.with_places(&mut shard.places, lock, now, |places| {
-            if let Some((number, _)) = places.take(owner) {
-                places.asked(number);
-            }
-        });
     }
 
     /// Whether nobody is in any line. Locks no shard.

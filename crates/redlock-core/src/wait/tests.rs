@@ -34,8 +34,7 @@ fn lock() -> Bytes {
 
 fn terms(shared_owner: Option<Owner>, round_limit: Duration) -> PlaceTerms {
     let priority = Priority::default();
-    let (mode, is_slotted) = (QueueMode::All, false);
-    PlaceTerms { shared_owner, returns: shared_owner, round_limit, priority, mode, is_slotted }
+    PlaceTerms { shared_owner, round_limit, priority, mode: QueueMode::All, is_slotted: false }
 }
 
 /// Enters the queue, whose first poll is due after 25 ms.

@@ -52,8 +52,6 @@ pub(crate) enum MayTry {
 pub(crate) struct PlaceTerms {
     /// The owner, if other requests may ask for the same owner.
     pub(crate) shared_owner: Option<Owner>,
-    /// The owner, if the waiter takes its place up again when it comes back.
-    pub(crate) returns: Option<Owner>,
     /// How long the waiter's rounds may take.
     pub(crate) round_limit: Duration,
     pub(crate) priority: Priority,
@@ -126,7 +124,7 @@ impl<P, A> WaitQueues<P, A> {
         (now, first_try, first_poll): (Instant, Instant, Instant),
     ) -> WaitTicket<P, A> {
         self.entered.fetch_add(1, Ordering::AcqRel);
-        let PlaceTerms { shared_owner, returns, round_limit, priority, mode, is_slotted } = terms;
+        let PlaceTerms { shared_owner, round_limit, priority, mode, is_slotted } = terms;
         let mut shard = self.shard(&lock);
         let Shard { queues, places } = &mut *shard;
         let queue =
@@ -135,7 +133,7 @@ impl<P, A> WaitQueues<P, A> {
         // the order of their tickets.
         let arrival = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let ticket = priority.number(arrival);
-        let kept = returns.and_then(|owner| {
+        let kept = shared_owner.and_then(|owner| {
             self.with_places(places, &lock, now, |places| {
                 let (number, place) = places.take(&owner)?;
                 Some((taken_up(number, place.priority, priority), place))
@@ -176,7 +174,6 @@ impl<P, A> WaitQueues<P, A> {
             round_limit,
             failures: 0,
             shared_owner,
-            returns,
             owner_holds: is_holder || may_hold,
             handed: None,
             waker: None,

@@ -12,6 +12,7 @@ use redlock_core::LockName;
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, RATE_LIMITED};
 use crate::auth::{Caller, RateExceeded, Verb};
+use crate::overload::clients::Concurrency;
 use crate::overload::in_flight::{InFlight, RequestClass};
 
 /// The pause after a refusal that only an operator can change.
@@ -30,7 +31,7 @@ impl Access {
     ///
     /// # Errors
     /// Too many requests are in flight, in all or of this client. The key has lost its permission. An
-    /// acquire exceeds the rate of the key. A holder is never refused for its rate.
+    /// acquire exceeds the rate of the key. An extension or a release counts only once in the rate.
     pub(super) async fn pass(
         &self,
         verb: Verb,
@@ -68,8 +69,9 @@ impl Access {
                 if verb == Verb::Acquire {
                     self.charge(cost)?;
                 }
-                // Other clients must not feel a request for many.
-                for _ in 1..cost {
+                // Other clients must not feel a request for many. The token of a release may name 256
+                // slots, for each of 32 locks.
+                for _ in 1..cost.min(Concurrency::MAX) {
                     self.take_turn().await;
                 }
                 in_flight.widen(self.client(), cost).await;

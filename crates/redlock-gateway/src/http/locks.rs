@@ -99,6 +99,12 @@ pub(super) async fn acquire(
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
     let LockAccess { access, name, verb } = lock;
+    let resumes = head.stream.as_ref().is_some_and(|stream| !matches!(stream.token, Ok(None)));
+    // A stream that continues a hold takes nothing else from the body.
+    let body = match resumes {
+        true => Box::new(AcquireBody { ttl_ms: body.ttl_ms, ..AcquireBody::default() }),
+        false => body,
+    };
     let terms = Terms::of(&head, &body, &access.limits())?;
     let target = lock_or_slots(name, &body)?;
     let asked = Asked::read(&access, target, terms, *body, started)?;

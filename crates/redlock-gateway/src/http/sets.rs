@@ -31,9 +31,9 @@ use crate::gateway::Target;
 /// it by its name. The set is lost when any of its locks is lost.
 ///
 /// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-/// while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-/// other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-/// 20 s. The request counts once for each name in the rate of the key and in the
+/// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+/// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+/// refused it. The request counts once for each name in the rate of the key and in the
 /// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 #[utoipa::path(
     post, path = "/locks", operation_id = "acquireLocks", tag = "locks",

@@ -882,8 +882,7 @@ type SlotHolder struct {
 
 // Waiter A request that waits for a lock at this gateway.
 type Waiter struct {
-	// IsAway Whether only a place is kept: for the next request, or for a set that waits for another of its
-	// locks.
+	// IsAway Whether the last request has ended and the gateway keeps its place for the next one.
 	IsAway bool `json:"is_away"`
 
 	// Owner The label from the request.
@@ -1163,9 +1162,9 @@ type ClientInterface interface {
 	// it by its name. The set is lost when any of its locks is lost.
 	//
 	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-	// while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-	// other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-	// 20 s. The request counts once for each name in the rate of the key and in the
+	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+	// refused it. The request counts once for each name in the rate of the key and in the
 	// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 	//
 	// Takes any type of body and a specified content type.
@@ -1181,9 +1180,9 @@ type ClientInterface interface {
 	// it by its name. The set is lost when any of its locks is lost.
 	//
 	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-	// while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-	// other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-	// 20 s. The request counts once for each name in the rate of the key and in the
+	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+	// refused it. The request counts once for each name in the rate of the key and in the
 	// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 	//
 	// Takes a body of the `application/json` content type.
@@ -1528,9 +1527,9 @@ func (c *Client) ExtendLocks(ctx context.Context, body ExtendLocksJSONRequestBod
 // it by its name. The set is lost when any of its locks is lost.
 //
 // With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-// while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-// other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-// 20 s. The request counts once for each name in the rate of the key and in the
+// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+// refused it. The request counts once for each name in the rate of the key and in the
 // client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 //
 // Takes any type of body and a specified content type.
@@ -1556,9 +1555,9 @@ func (c *Client) AcquireLocksWithBody(ctx context.Context, params *AcquireLocksP
 // it by its name. The set is lost when any of its locks is lost.
 //
 // With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-// while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-// other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-// 20 s. The request counts once for each name in the rate of the key and in the
+// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+// refused it. The request counts once for each name in the rate of the key and in the
 // client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 //
 // Takes a body of the `application/json` content type.
@@ -2845,9 +2844,9 @@ type ClientWithResponsesInterface interface {
 	// it by its name. The set is lost when any of its locks is lost.
 	//
 	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-	// while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-	// other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-	// 20 s. The request counts once for each name in the rate of the key and in the
+	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+	// refused it. The request counts once for each name in the rate of the key and in the
 	// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -2863,9 +2862,9 @@ type ClientWithResponsesInterface interface {
 	// it by its name. The set is lost when any of its locks is lost.
 	//
 	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-	// while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-	// other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-	// 20 s. The request counts once for each name in the rate of the key and in the
+	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+	// refused it. The request counts once for each name in the rate of the key and in the
 	// client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -4963,9 +4962,9 @@ func (c *ClientWithResponses) ExtendLocksWithResponse(ctx context.Context, body 
 // it by its name. The set is lost when any of its locks is lost.
 //
 // With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-// while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-// other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-// 20 s. The request counts once for each name in the rate of the key and in the
+// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+// refused it. The request counts once for each name in the rate of the key and in the
 // client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -4987,9 +4986,9 @@ func (c *ClientWithResponses) AcquireLocksWithBodyWithResponse(ctx context.Conte
 // it by its name. The set is lost when any of its locks is lost.
 //
 // With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-// while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-// other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-// 20 s. The request counts once for each name in the rate of the key and in the
+// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+// refused it. The request counts once for each name in the rate of the key and in the
 // client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).

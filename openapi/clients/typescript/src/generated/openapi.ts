@@ -116,9 +116,9 @@ export interface paths {
          *     it by its name. The set is lost when any of its locks is lost.
          *
          *     With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-         *     while it waits, so overlapping sets cannot deadlock, in any order of names. In the queues of its
-         *     other locks its place is kept for 10 s, and a free lock is left to it for up to 200 ms, once in
-         *     20 s. The request counts once for each name in the rate of the key and in the
+         *     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+         *     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+         *     refused it. The request counts once for each name in the rate of the key and in the
          *     client's share of the masters' memory. To wait for a set without an open connection, use `POST /requests`.
          */
         post: operations["acquireLocks"];
@@ -1339,10 +1339,7 @@ export interface components {
          *     }
          */
         Waiter: {
-            /**
-             * @description Whether only a place is kept: for the next request, or for a set that waits for another of its
-             *     locks.
-             */
+            /** @description Whether the last request has ended and the gateway keeps its place for the next one. */
             is_away: boolean;
             /** @description The label from the request. */
             owner?: string;

@@ -21,8 +21,7 @@ class Waiter:
         {'owner': 'hourly-report on host-3', 'waiting_since': '2025-11-21T11:39:31.456Z', 'is_away': False}
 
     Attributes:
-        is_away (bool): Whether only a place is kept: for the next request, or for a set that waits for another of its
-            locks.
+        is_away (bool): Whether the last request has ended and the gateway keeps its place for the next one.
         waiting_since (datetime.datetime): When the first request with this `Idempotency-Key` began to wait, by the
             gateway's wall
             clock, RFC 3339.
