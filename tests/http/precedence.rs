@@ -1,6 +1,5 @@
-//! Which refusal wins, when a request has two faults at once. All routes have one order: who asks, one
-//! request off the rate of the key, permission, arguments, the rate for the other locks and slots. So a
-//! request that is refused for its arguments costs the key one request.
+//! Requests with several faults, and the fault that the answer names. On every route that acquires, an
+//! unknown caller comes first, then a missing permission, then a bad argument, then an exceeded rate.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ use crate::support::client::{Answer, Call, Lease};
 use crate::support::gateway::Gateway;
 
 const KEY: &str = "a-key-for-two-faults";
-/// The burst of the small key. Each request of [`ROUTES`] costs more, so it is always over the rate.
+/// The burst of both keys. Each request of [`ROUTES`] costs more, so it always exceeds the rate.
 const BURST: u32 = 3;
 
 /// A request that acquires, as each route takes it.
@@ -88,14 +87,14 @@ async fn every_route_that_acquires_refuses_two_faults_in_one_order() {
     let gateway = with_keys(&file(&[&small, &elsewhere])).start().await;
     let bad = || json!({ "priority": 99 });
     for route in &ROUTES {
-        // Unknown to the gateway, with bad arguments.
+        // The caller is unknown, and an argument is bad.
         route.assert(&route.call(&gateway, None, bad()).send().await, 401, "unauthenticated");
-        // Without permission, with bad arguments, and over the rate.
+        // The permission is missing, an argument is bad, and the rate is exceeded.
         let forbidden = route.call(&gateway, Some(&elsewhere), bad()).send().await;
         route.assert(&forbidden, 403, "forbidden");
-        // Bad arguments, and over the rate.
+        // An argument is bad, and the rate is exceeded.
         route.assert(&route.call(&gateway, Some(&small), bad()).send().await, 400, "invalid_body");
-        // Over the rate.
+        // Only the rate is exceeded.
         let over = route.call(&gateway, Some(&small), json!({})).send().await;
         route.assert(&over, 429, "rate_limited");
         assert!(over.text().contains("counts as 8 requests"), "{}: {}", route.what, over.text());

@@ -1,8 +1,9 @@
-//! Lets a parsed request through to the core, in one order for all routes: permits, the second look at
-//! the key, the rate, turns. A handler parses, passes the gate, calls the gateway and renders.
+//! The gate between a request with checked arguments and the core. Each route takes these steps in this
+//! order: a permit among the requests in flight, a second look at the API key, the rate of the key, and
+//! turns in the fair queue. A handler parses, passes the gate, calls the gateway and renders.
 //!
-//! A request costs as much as the locks and slots that it changes. The route has charged the first of
-//! them when it found out who the caller is, see [`Access`]. So a request with bad arguments costs one.
+//! A request costs one for each lock and slot that it changes. [`Access`] has charged the first one
+//! already, when it identified the caller. So a request with bad arguments costs one.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -26,8 +27,8 @@ pub(super) struct Pass {
 }
 
 impl Access {
-    /// Lets a request use `verb` on each of these locks, with as many locks and slots as `cost` says.
-    /// Called when the body is complete, so that a client that sends no body takes no permit.
+    /// Lets a request use `verb` on each of these locks. `cost` is how many locks and slots it changes.
+    /// Handlers call this when the body is complete, so a client that sends no body takes no permit.
     ///
     /// # Errors
     /// Too many requests are in flight, in all or of this client. The key has lost its permission. An

@@ -1,6 +1,6 @@
-//! The table of what clients can pile up in this process: how much of each resource all clients together
-//! may have, and how much one client. `check` prints it. Something that a client can pile up and that has
-//! no row here is a defect.
+//! The table of limits. A row is a resource of this process that clients use up. It says how much of the
+//! resource all clients together may have, and how much one client may have. `check` prints the table. A
+//! resource that clients can use up and that has no row is a defect.
 
 use bytesize::ByteSize;
 
@@ -56,8 +56,8 @@ impl Full {
     }
 }
 
-/// The table: what it is, the limit of all clients together, and that of one client. "What is left" is as
-/// much as the other clients have left; "-" is no limit of its own.
+/// The rows, with three columns: the resource, the limit of all clients together, and the limit of one
+/// client. "What is left" means as much as others do not use now. "-" means that there is no such limit.
 pub fn table(capacity: &Capacity, waits: WaitShare) -> Vec<[String; 3]> {
     let row = |what: &str, all: String, one: String| [what.to_owned(), all, one];
     let count = |what: &str, all: usize, one: usize| row(what, all.to_string(), one.to_string());
@@ -72,7 +72,9 @@ pub fn table(capacity: &Capacity, waits: WaitShare) -> Vec<[String; 3]> {
         row("", "all clients".to_owned(), "one client".to_owned()),
         row("connections", capacity.connections.to_string(), connections_of_one),
         row("requests in flight", capacity.in_flight.to_string(), free()),
-        row("locks and slots under change at once", none(), Concurrency::MAX.to_string()),
+        // Each class of requests has its own count, in which a slot is a lock.
+        row("locks to acquire at once", none(), Concurrency::MAX.to_string()),
+        row("locks to extend or release at once", none(), Concurrency::MAX.to_string()),
         row("leases of PATCH /locks in flight", none(), leases.to_string()),
         count("waiting requests", capacity.waiters, waits.waiters),
         count("waiting requests of one lock", waits.places_per_lock, waits.places_per_lock),
