@@ -652,6 +652,7 @@ fn a_new_waiter_leaves_a_free_lock_to_the_first_between_turns() {
     enter_for(&queue, "a", owner(1), now).end(now);
     let new = enter(&queue, "b", now + MS);
     assert_eq!(step(&new, now + MS), ("defer", Some(GAP - MS)));
+    assert!(matches!(new.step(now + MS, MayTry::AtEnd), Step::Defer(_)), "not first in line");
     assert!(
         matches!(new.step(now + MS, MayTry::Now), Step::Attempt(Cause::Poll)),
         "but a new request makes one attempt, however short its patience"
@@ -659,18 +660,18 @@ fn a_new_waiter_leaves_a_free_lock_to_the_first_between_turns() {
 }
 
 #[test]
-fn a_waiter_asks_once_whatever_the_queue_remembers() {
+fn a_waiter_asks_once_at_its_end_whatever_the_queue_remembers() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
     let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("poll", None));
     refused(&first, now);
-    assert!(matches!(second.step(now, MayTry::Now), Step::Wait), "not out of turn");
+    assert!(matches!(second.step(now, MayTry::AtEnd), Step::Wait), "not out of turn");
     drop(first);
     let later = now + MS;
     assert!(matches!(second.step(later, MayTry::InOrder), Step::WaitUntil(next) if next > later));
-    assert!(matches!(second.step(later, MayTry::Now), Step::Attempt(Cause::Poll)));
+    assert!(matches!(second.step(later, MayTry::AtEnd), Step::Attempt(Cause::Poll)));
 }
 
 #[test]

@@ -43,7 +43,10 @@ pub(crate) enum MayTry {
     No,
     /// When an attempt of the queue is due, if no waiter between two turns is before it.
     InOrder,
-    /// Whatever the queue remembers. But a pause for other gateways is kept.
+    /// Now, although no attempt of the queue is due, if no waiter between two turns is before it. But a
+    /// pause for other gateways is kept.
+    AtEnd,
+    /// Now, whatever the queue remembers. But a pause for other gateways is kept.
     Now,
 }
 
@@ -310,13 +313,17 @@ impl<P, A> WaitTicket<P, A> {
         let may_ask = match may_try {
             MayTry::No => false,
             MayTry::InOrder => next_try <= now,
-            MayTry::Now => next_try <= now || queue.pause_ends.is_none_or(|end| end <= now),
+            MayTry::AtEnd | MayTry::Now => {
+                next_try <= now || queue.pause_ends.is_none_or(|end| end <= now)
+            }
         };
         if !may_ask {
             return Step::WaitUntil(next_try);
         }
         let patient_until = match may_try {
-            MayTry::InOrder => self.queues.patient_until(places, &self.lock, number, now),
+            MayTry::InOrder | MayTry::AtEnd => {
+                self.queues.patient_until(places, &self.lock, number, now)
+            }
             MayTry::No | MayTry::Now => None,
         };
         if let Some(until) = patient_until {

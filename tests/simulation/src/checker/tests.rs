@@ -316,8 +316,9 @@ fn a_waiter_that_is_overtaken_in_its_own_queue() {
 #[test]
 fn a_waiter_that_is_stuck() {
     let late = |end| Script::default().waits(1, end, 10_000, Answer::Held);
-    late(10_015).finds(&[]);
-    late(10_017).finds(&[Demand::Answered]);
+    // One round after the end of the wait.
+    late(10_116).finds(&[]);
+    late(10_117).finds(&[Demand::Answered]);
     // An attempt for the owner's own grant may begin just before the wait ends.
     let keyed = |end| {
         let mut keyed = late(end);

@@ -69,13 +69,15 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
         };
         // Every request gets one whole attempt, however short its patience is. A round takes a
         // tenth of the TTL at most.
-        let attempt = ROUNDS * ROUND.min(Duration::from_millis(ttl_ms / 10)) + GRACE;
+        let round = ROUND.min(Duration::from_millis(ttl_ms / 10));
+        let attempt = ROUNDS * round + GRACE;
         // A request that names its owner may make one attempt before it enters the queue: it asks
         // whether the owner has the lock already.
         let attempts = if owner.is_some() { 2 } else { 1 };
         // An attempt for the owner's own grant gets its full time, even if it begins just before the
-        // wait ends. Cut off, it would prove nothing.
-        let last = if owner.is_some() { attempt } else { GRACE };
+        // wait ends. Cut off, it would prove nothing. A request that has not asked before the end of
+        // its wait may ask then, for one round.
+        let last = if owner.is_some() { attempt } else { round + GRACE };
         let mut due =
             operation.start.at + (Duration::from_millis(patience) + last).max(attempts * attempt);
         // During a freeze no answer comes. Afterwards an attempt that was running may need its

@@ -206,8 +206,10 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                 MayTry::InOrder
             } else if self.has_tried || now < self.first_try {
                 MayTry::No
-            } else {
+            } else if self.is_new {
                 MayTry::Now
+            } else {
+                MayTry::AtEnd
             };
             let attempt = match self.ticket.step(now, may_try) {
                 Step::Handed(attempt) => {
@@ -243,11 +245,13 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     signalled(&self.ticket, self.first_try).await;
                     continue;
                 }
-                Step::Wait | Step::WaitUntil(_) if now >= self.deadline && self.must_read(now) => {
+                Step::Wait | Step::WaitUntil(_) | Step::Defer(_)
+                    if now >= self.deadline && self.must_read(now) =>
+                {
                     self.asked_at_end = true;
                     self.ask_for_own()
                 }
-                Step::Wait | Step::WaitUntil(_) if now >= self.deadline => {
+                Step::Wait | Step::WaitUntil(_) | Step::Defer(_) if now >= self.deadline => {
                     return Err(self.end(now));
                 }
                 // The request stays new, so that it makes its attempt at its deadline at the latest.
@@ -274,12 +278,12 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                 }
             };
             // An attempt for the request's own grant gets its full time. So does the first attempt
-            // of an owner that may have a grant, and the one attempt of an impatient request. An attempt
-            // that is cut off proves nothing.
+            // of an owner that may have a grant. An attempt that is cut off proves nothing.
             let may_have_grant = self.params.owner_is_shared && !self.is_no_holder;
-            let is_whole = self.is_new || may_have_grant || may_try == MayTry::Now;
-            let cut_off = if is_whole || self.reason == WakeReason::OwnGrant {
+            let cut_off = if self.is_new || may_have_grant || self.reason == WakeReason::OwnGrant {
                 now + self.params.ttl.duration()
+            } else if may_try == MayTry::AtEnd {
+                now + self.shared.round_limits(self.params.ttl).quorum + GRACE
             } else {
                 self.deadline.max(now) + GRACE
             };
