@@ -318,8 +318,9 @@ async fn a_hand_over_by_force_names_the_holder_that_lost_the_lock() {
     }
 }
 
-/// Slots of a lock. A grant of all slots is a change of each one.
-const SLOTS: usize = 256;
+/// Slots of a lock. A grant of all slots is a change of each one. The changes of one request are a small
+/// part of the buffer, so that a watcher that reads does not lag on a busy machine.
+const SLOTS: usize = 64;
 /// Changes of one lock that the gateway buffers for a watcher.
 const BUFFERED: usize = 512;
 /// Changes that have left the gateway's buffer, and that the kernel does not have. The gateway's

@@ -15,7 +15,7 @@ PROGRAM = """
 import sys
 from redlock_gateway import Client
 
-with Client(sys.argv[1]) as client, client.lock("jobs/consumer", ttl=5) as guard:
+with Client(sys.argv[1]) as client, client.lock("jobs/consumer", ttl=60) as guard:
     print(client.status("jobs/consumer").fencing_token == guard.fencing_token, guard.name)
 """
 
