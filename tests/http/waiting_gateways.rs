@@ -62,6 +62,11 @@ async fn hand_offs(gateway: &Gateway) -> (f64, f64) {
     (kind("local"), kind("remote"))
 }
 
+/// The number of votes that the masters gave this gateway.
+async fn votes(gateway: &Gateway) -> u64 {
+    Samples::of(gateway).await.non_zero("redlock_node_votes_total", &["vote"]).values().sum()
+}
+
 /// Hands a lock over until the counters of the second gateway show that a release woke the waiter.
 /// A waiter may also find the free lock by a poll.
 async fn eventually_handed_over(
@@ -138,18 +143,21 @@ async fn an_impatient_waiter_asks_once_before_it_is_refused() {
             (impatient.is_finished() || waiting(&second).await.0 == 2).then_some(())
         })
         .await;
+        let before = votes(&second).await;
         patient.abort();
         eventually("one is gone", async || (waiting(&second).await.0 < 2).then_some(())).await;
         released(&first, &name, &held).await;
         let was_free = sent.elapsed() < WAIT;
         let answer = answer(impatient).await;
+        let has_asked = votes(&second).await > before;
         if answer.status == 201 {
             released(&second, &name, &Lease::from(&answer)).await;
+            granted += u32::from(was_free);
         }
         waiting_is(&second, 0, 0).await;
-        // On a busy machine the release may come too late.
-        assert!(!was_free || answer.status == 201, "it did not ask: {answer:?}");
-        granted += u32::from(was_free);
+        // On a busy machine the release may come too late, or after a poll of the queue.
+        let is_settled = !was_free || has_asked || answer.status == 201;
+        assert!(is_settled, "it did not ask: {answer:?}");
         if granted == 10 {
             break;
         }
