@@ -62,7 +62,7 @@ async fn hand_offs(gateway: &Gateway) -> (f64, f64) {
     (kind("local"), kind("remote"))
 }
 
-/// The number of votes that the masters gave this gateway.
+/// How many votes this gateway has received from all masters.
 async fn votes(gateway: &Gateway) -> u64 {
     Samples::of(gateway).await.non_zero("redlock_node_votes_total", &["vote"]).values().sum()
 }
@@ -131,7 +131,7 @@ async fn an_impatient_waiter_asks_once_before_it_is_refused() {
     const WAIT: Duration = Duration::from_millis(300);
     let servers = masters(3);
     let [first, second] = two_without_hints(&servers).await;
-    let mut granted = 0;
+    let (mut granted, mut in_vain) = (0, 0);
     for round in 0.. {
         let name = format!("job-{round}");
         let held = first.acquire_for(&name, HOUR_MS).await;
@@ -155,9 +155,12 @@ async fn an_impatient_waiter_asks_once_before_it_is_refused() {
             granted += u32::from(was_free);
         }
         waiting_is(&second, 0, 0).await;
-        // On a busy machine the release may come too late, or after a poll of the queue.
+        // On a busy machine, the wait may end before the release. Or the waiter polls before the
+        // release, and does not ask again.
         let is_settled = !was_free || has_asked || answer.status == 201;
         assert!(is_settled, "it did not ask: {answer:?}");
+        in_vain += u32::from(was_free && answer.status != 201);
+        assert!(in_vain < 100, "{in_vain} times it asked in vain, {granted} times it got the lock");
         if granted == 10 {
             break;
         }

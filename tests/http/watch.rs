@@ -318,8 +318,8 @@ async fn a_hand_over_by_force_names_the_holder_that_lost_the_lock() {
     }
 }
 
-/// Slots of a lock. A grant of all slots is a change of each one. The changes of one request are a small
-/// part of the buffer, so that a watcher that reads does not lag on a busy machine.
+/// Slots of the lock. A grant of all slots makes one change for each slot. These changes fill an eighth
+/// of [`BUFFERED`], so a watcher that reads does not lag, even on a busy machine.
 const SLOTS: usize = 64;
 /// Changes of one lock that the gateway buffers for a watcher.
 const BUFFERED: usize = 512;

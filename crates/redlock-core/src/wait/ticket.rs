@@ -43,10 +43,10 @@ pub(crate) enum MayTry {
     No,
     /// When an attempt of the queue is due, if no waiter between two turns is before it.
     InOrder,
-    /// Now, although no attempt of the queue is due, if no waiter between two turns is before it. But a
-    /// pause for other gateways is kept.
+    /// At once, if the queue makes no pause for other gateways, and no waiter between two turns is
+    /// before it. The attempt need not be due.
     AtEnd,
-    /// Now, whatever the queue remembers. But a pause for other gateways is kept.
+    /// At once, if the queue makes no pause for other gateways.
     Now,
 }
 

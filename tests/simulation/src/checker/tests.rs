@@ -316,7 +316,7 @@ fn a_waiter_that_is_overtaken_in_its_own_queue() {
 #[test]
 fn a_waiter_that_is_stuck() {
     let late = |end| Script::default().waits(1, end, 10_000, Answer::Held);
-    // One round after the end of the wait.
+    // The answer may come one round and 15 ms after the end of the wait.
     late(10_116).finds(&[]);
     late(10_117).finds(&[Demand::Answered]);
     // An attempt for the owner's own grant may begin just before the wait ends.

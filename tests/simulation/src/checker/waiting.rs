@@ -74,9 +74,9 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
         // A request that names its owner may make one attempt before it enters the queue: it asks
         // whether the owner has the lock already.
         let attempts = if owner.is_some() { 2 } else { 1 };
-        // An attempt for the owner's own grant gets its full time, even if it begins just before the
-        // wait ends. Cut off, it would prove nothing. A request that has not asked before the end of
-        // its wait may ask then, for one round.
+        // An attempt for the owner's own grant may begin just before the wait ends, and gets its full
+        // time. A request without an owner that has made no attempt makes one at the end of its wait.
+        // That attempt takes one round.
         let last = if owner.is_some() { attempt } else { round + GRACE };
         let mut due =
             operation.start.at + (Duration::from_millis(patience) + last).max(attempts * attempt);

@@ -278,7 +278,8 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                 }
             };
             // An attempt for the request's own grant gets its full time. So does the first attempt
-            // of an owner that may have a grant. An attempt that is cut off proves nothing.
+            // of an owner that may have a grant. A cut-off attempt would not show whether the owner has
+            // the lock. The only attempt of a request, made at the end of its wait, gets one round.
             let may_have_grant = self.params.owner_is_shared && !self.is_no_holder;
             let cut_off = if self.is_new || may_have_grant || self.reason == WakeReason::OwnGrant {
                 now + self.params.ttl.duration()
