@@ -376,7 +376,7 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
           if left > life then life = left end
         end
         local set = call('SET', watermark, text, 'PX', life)
-        if failed(set) and not deleted then return error_of(set) end
+        if failed(set) then return error_of(set) end
       else
         -- The existing watermark already refuses what a tombstone would refuse. It must outlive
         -- operations in flight, as a tombstone would.

@@ -415,11 +415,9 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             {
                 return Ok(clock_refusal());
             }
-            match self.set_tombstone(keys, t, is_same, is_exact_undo) {
-                // The lock is deleted, so the release succeeds, although the tombstone is missing.
-                Err(KeyError::OutOfMemory) if deleted => {}
-                set => set?,
-            }
+            // Without its tombstone the release fails, although the lock is deleted: the mark of an
+            // extension would let a late repair pass. The gateway repeats the release.
+            self.set_tombstone(keys, t, is_same, is_exact_undo)?;
         }
         Ok(match current {
             _ if deleted => Vote::Released,

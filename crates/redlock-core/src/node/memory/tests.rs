@@ -5,7 +5,7 @@
 use super::*;
 use crate::model::clock::{Entropy, OsEntropy, SystemClock};
 use crate::model::types::{Info, LockToken, Ttl};
-use crate::node::ReleaseScope;
+use crate::node::{Effect, ReleaseScope};
 
 /// On a busy machine a test may stand still for seconds between two operations, so clocks may differ by
 /// an hour.
@@ -67,6 +67,34 @@ fn no_repair_after_a_release_however_an_extension_failed() {
             "with memory for {sets} keys: {repaired:?}"
         );
     }
+}
+
+/// The mark of the extension would let a repair pass. So the gateway must repeat this release.
+#[test]
+fn a_release_without_memory_for_its_tombstone_fails_until_there_is_memory() {
+    let node = MemoryNode::new("n", Arc::new(SystemClock), settings());
+    let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
+    let ttl = Ttl::from_millis(30_000).unwrap();
+    let (owner, nonce) = OsEntropy.owner_and_nonce();
+    let began_micros = SystemClock.wall_micros();
+    let t = FencingToken::new(began_micros).unwrap();
+    let record = Record::new(&LockToken::new(owner, nonce, t), &Info::default());
+    let acquire = Op::Acquire { keys: keys.clone(), record: record.clone(), ttl, tell: None };
+    assert_eq!(node.run(&acquire), Vote::Granted);
+    let extend = Op::Extend { keys: keys.clone(), record: record.clone(), ttl, began_micros };
+    assert!(matches!(node.run(&extend), Vote::Extended { .. }));
+    let (keys_of_release, scope) = (keys.clone(), ReleaseScope::Holder);
+    let release = Op::Release { keys: keys_of_release, record: record.clone(), scope, tell: None };
+    node.limit_sets(Some(0));
+    let refused = node.run(&release);
+    assert!(
+        matches!(&refused, Vote::Failed(failure) if failure.effect == Effect::Possible),
+        "{refused:?}"
+    );
+    node.limit_sets(None);
+    assert_eq!(node.run(&release), Vote::Missing);
+    let repaired = node.run(&Op::Repair { keys, record, ttl, began_micros });
+    assert!(matches!(repaired, Vote::Stale { .. }), "{repaired:?}");
 }
 
 #[test]
