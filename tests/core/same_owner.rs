@@ -421,6 +421,42 @@ async fn a_repetition_behind_a_waiter_is_unknown_without_a_quorum() {
     waiter.abort();
 }
 
+/// A release hands its slot to the first waiter. That waiter's owner may have another slot already.
+#[tokio::test]
+async fn a_refused_handoff_of_one_slot_shows_nothing_about_the_other_slots() {
+    let (lock, owner) = (name("pool"), OsEntropy.owner());
+    let of = |owner| AcquireOptions { slots: Slots::new(2, 1).ok(), ..shared_by(owner) };
+    let nodes = memory_nodes();
+    let here =
+        redlock(nodes.iter().map(|node| node.clone() as _).collect(), Duration::from_secs(1));
+    // This gateway can read no slot.
+    let blind = |node| {
+        intercepted(node, |node, task| {
+            if !matches!(*task.op, Op::Inspect { .. }) {
+                pass_on(node, task);
+            }
+        })
+    };
+    let there =
+        redlock(nodes.into_iter().map(|node| blind(node)).collect(), Duration::from_secs(1));
+    let take =
+        async |owner| here.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("a slot is free");
+    take(owner).await;
+    let former = take(OsEntropy.owner()).await;
+    here.release(&lock, &former.token).await.expect("the slot is held");
+    take(OsEntropy.owner()).await;
+
+    let newest =
+        |owner| waiting(&there, &lock, AcquireOptions { queue: QueueMode::Newest, ..of(owner) });
+    let again = newest(owner).await;
+    let lost = there.release(&lock, &former.token).await;
+    assert!(matches!(lost, Err(LockError::NotHolder(_))), "{lost:?}");
+    let newer = newest(OsEntropy.owner()).await;
+    let again = again.await.expect("no panic");
+    assert!(matches!(again, Err(LockError::Unknown(_))), "{again:?}");
+    newer.abort();
+}
+
 /// Votes that have not reached their request yet.
 type Votes = Arc<Mutex<Vec<(Reply, Vote)>>>;
 

@@ -321,11 +321,15 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
             return Ok(());
         }
         (self.is_new, self.has_tried) = (false, true);
-        self.is_no_holder |= !is_undecided(&failed.error);
+        // A slot that is handed over is asked for alone. The owner may have another slot.
+        let looked_for_own = self.reason != WakeReason::Handed || self.params.slotted.is_none();
+        if looked_for_own {
+            self.is_no_holder |= !is_undecided(&failed.error);
+            self.own_error = None;
+        }
         self.splits = if failed.split { self.splits + 1 } else { 0 };
         let standing = self.ticket.standing();
         let round = round.max(SHORTEST_ROUND);
-        self.own_error = None;
         // The queue shows its last refusal to every waiter, but the part is this request's own.
         let error = match failed.error {
             LockError::Held(by) if by.is_part_of_own_set => {
