@@ -694,7 +694,27 @@ impl<P, A> WaitQueue<P, A> {
         }
         // The next first waiter's limit is at least twice this one, or the longest. So the longest
         // limit is reached after few attempts, however many different limits there are.
-        let enough = longest.min(own * 2);
+        self.pass_if(longest.min(own * 2), next_arrival)
+    }
+
+    /// After failures of waiters with shorter round limits, lets a waiter that has just come pass them.
+    /// Returns whether it does. Its limit is at least twice that of the first, so few newcomers pass.
+    pub(super) fn let_newcomer_pass(
+        &mut self,
+        round_limit: Duration,
+        now: Instant,
+        next_arrival: impl Fn() -> u64,
+    ) -> bool {
+        let Some(first) = self.waiters.values().next() else { return false };
+        let may_pass = self.failures > 0
+            && self.competing.is_none()
+            && self.pause_ends.is_none_or(|end| end <= now)
+            && round_limit >= first.round_limit * 2;
+        may_pass && self.pass_if(round_limit, next_arrival)
+    }
+
+    /// Moves the waiters before the first one with `enough` time for a round behind it.
+    fn pass_if(&mut self, enough: Duration, next_arrival: impl Fn() -> u64) -> bool {
         let passing = self.waiters.iter().find(|(_, waiter)| waiter.round_limit >= enough);
         let Some((&passing, _)) = passing else { return false };
         while self.waiters.first_key_value().is_some_and(|(first, _)| *first < passing) {

@@ -836,6 +836,27 @@ fn few_attempts_pass_however_many_round_limits() {
 }
 
 #[test]
+fn a_newcomer_with_a_longer_round_limit_does_not_wait_for_the_backoff() {
+    let queue = queue();
+    let now = Instant::now();
+    let hasty = enter_with(&queue, "hasty", MS, now);
+    let calm = enter_with(&queue, "not longer", MS, now);
+    assert_eq!(step(&hasty, now), ("poll", None));
+    failed(&hasty, now, 100 * MS);
+    let little = enter_with(&queue, "little longer", MS + MS / 2, now);
+    assert_eq!(step(&little, now), ("wait", None));
+    let longer = enter_with(&queue, "longer", 2 * MS, now);
+    assert_eq!(step(&longer, now), ("poll", None));
+    assert_eq!(step(&hasty, now), ("wait", None));
+    let longest = enter_with(&queue, "longest", 100 * MS, now);
+    assert_eq!(step(&longest, now), ("wait", None), "an attempt is under way");
+    drop((longest, calm, little));
+    failed(&longer, now, 100 * MS);
+    assert_eq!(step(&longer, now), ("until", Some(100 * MS)), "it backs off");
+    assert_eq!(step(&enter_with(&queue, "same", 2 * MS, now), now), ("wait", None));
+}
+
+#[test]
 fn an_unawaited_lock_is_tried_when_all_slots_are_taken() {
     let queue = WaitQueues::new(Bounds { total: 1, per_lock: 1 });
     let now = Instant::now();

@@ -187,7 +187,14 @@ impl<P, A> WaitQueues<P, A> {
             // The slots that are too few for the waiters behind it may do for this one.
             queue.next_try = queue.next_try.min(first_try);
         }
+        let next_arrival = || self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let mut next = None;
+        if queue.let_newcomer_pass(round_limit, now, next_arrival) {
+            queue.next_try = queue.next_try.min(first_try);
+            next = queue.signal_first();
+        }
         drop(shard);
+        next.into_iter().for_each(Waker::wake);
         WaitTicket { queues: self.clone(), lock, ticket, mode, has_left: false }
     }
 }
