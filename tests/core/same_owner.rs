@@ -422,7 +422,7 @@ async fn a_repetition_behind_a_waiter_is_unknown_without_a_quorum() {
 }
 
 /// A release hands its slot to the first waiter. That waiter's owner may have another slot already.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_refused_handoff_of_one_slot_shows_nothing_about_the_other_slots() {
     let (lock, owner) = (name("pool"), OsEntropy.owner());
     let of = |owner| AcquireOptions { slots: Slots::new(2, 1).ok(), ..shared_by(owner) };
@@ -430,9 +430,13 @@ async fn a_refused_handoff_of_one_slot_shows_nothing_about_the_other_slots() {
     let here =
         redlock(nodes.iter().map(|node| node.clone() as _).collect(), Duration::from_secs(1));
     // This gateway can read no slot.
+    let handed = Arc::new(AtomicU32::new(0));
     let blind = |node| {
-        intercepted(node, |node, task| {
+        let handed = handed.clone();
+        intercepted(node, move |node, task| {
             if !matches!(*task.op, Op::Inspect { .. }) {
+                let is_acquire = matches!(*task.op, Op::Acquire { .. });
+                handed.fetch_add(u32::from(is_acquire), Ordering::Relaxed);
                 pass_on(node, task);
             }
         })
@@ -451,6 +455,7 @@ async fn a_refused_handoff_of_one_slot_shows_nothing_about_the_other_slots() {
     let again = newest(owner).await;
     let lost = there.release(&lock, &former.token).await;
     assert!(matches!(lost, Err(LockError::NotHolder(_))), "{lost:?}");
+    assert_eq!(handed.load(Ordering::Relaxed), 3, "the slot was asked for on every node");
     let newer = newest(OsEntropy.owner()).await;
     let again = again.await.expect("no panic");
     assert!(matches!(again, Err(LockError::Unknown(_))), "{again:?}");

@@ -195,12 +195,14 @@ impl Stage {
             tokio::spawn(async move {
                 stage.masters[victim].stop();
                 stage.note(format!("n{victim}"), "is stopped");
-                // No gateway can follow a name to a process that stands still, so none leaves the old
-                // process. SAFETY.md demands that this process ends in time.
-                if pause > NAME_IS_FOLLOWED_WITHIN {
-                    stage.masters[victim].end_former();
+                let followed = pause.min(NAME_IS_FOLLOWED_WITHIN);
+                sleep(followed).await;
+                // Gateways cannot follow the name to a process that stands still: they go on with the
+                // process that had the name before. SAFETY.md demands that it ends.
+                if pause > followed && stage.masters[victim].end_former() {
+                    stage.note(format!("n{victim}"), "the old process is gone");
                 }
-                sleep(pause).await;
+                sleep(pause - followed).await;
                 stage.note(format!("n{victim}"), "goes on");
                 stage.masters[victim].go_on(&mut chance);
             });

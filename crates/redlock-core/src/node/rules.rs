@@ -415,8 +415,9 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             {
                 return Ok(clock_refusal());
             }
-            // Without its tombstone the release fails, although the lock is deleted: the mark of an
-            // extension would let a late repair pass. The gateway repeats the release.
+            // If the tombstone cannot be set, the release fails, although the lock is deleted. The
+            // gateway then repeats it. Without a tombstone, the mark of an extension lets a late
+            // repair pass.
             self.set_tombstone(keys, t, is_same, is_exact_undo)?;
         }
         Ok(match current {

@@ -120,6 +120,8 @@ pub(super) struct WaitQueue<P, A> {
     pub(super) quick_left: u32,
     /// Attempts in a row without a quorum.
     pub(super) failures: u32,
+    /// The longest round limit of those attempts. Zero after an attempt with a quorum.
+    pub(super) failed_limit: Duration,
     /// Attempts in a row that followed no release or hint and found the lock held.
     pub(super) in_vain: u32,
     /// The nodes' last refusal and its time; `None` once a waiter here has got the lock since.
@@ -579,6 +581,7 @@ impl<P, A> WaitQueue<P, A> {
             poll_due: first_poll,
             quick_left: 0,
             failures: 0,
+            failed_limit: Duration::ZERO,
             in_vain: 0,
             last_refusal: None,
             last_hint: 0,
@@ -694,33 +697,43 @@ impl<P, A> WaitQueue<P, A> {
         }
         // The next first waiter's limit is at least twice this one, or the longest. So the longest
         // limit is reached after few attempts, however many different limits there are.
-        self.pass_if(longest.min(own * 2), next_arrival)
+        let Some(passing) = self.first_with(longest.min(own * 2)) else { return false };
+        self.let_pass(passing, next_arrival);
+        true
     }
 
-    /// After failures of waiters with shorter round limits, lets a waiter that has just come pass them.
-    /// Returns whether it does. Its limit is at least twice that of the first, so few newcomers pass.
+    /// The number of the first waiter whose rounds may take this long.
+    fn first_with(&self, round_limit: Duration) -> Option<u64> {
+        self.waiters.iter().find(|(_, it)| it.round_limit >= round_limit).map(|(number, _)| *number)
+    }
+
+    /// A waiter has come while the queue backs off. If no attempt without a quorum had even half of
+    /// its time for a round, it passes the waiters before it. Returns whether there is such a waiter.
+    /// Few can pass in this way before a quorum answers, because each needs twice as much time.
     pub(super) fn let_newcomer_pass(
         &mut self,
-        round_limit: Duration,
         now: Instant,
         next_arrival: impl Fn() -> u64,
     ) -> bool {
-        let Some(first) = self.waiters.values().next() else { return false };
-        let may_pass = self.failures > 0
+        let may_pass = !self.failed_limit.is_zero()
             && self.competing.is_none()
-            && self.pause_ends.is_none_or(|end| end <= now)
-            && round_limit >= first.round_limit * 2;
-        may_pass && self.pass_if(round_limit, next_arrival)
+            && self.pause_ends.is_none_or(|end| end <= now);
+        let passing = self.first_with(self.failed_limit * 2).filter(|_| may_pass);
+        let Some(passing) = passing else { return false };
+        // No arrival costs a waiter its priority.
+        let priority = |number: &u64| self.waiters.get(number).map(|waiter| waiter.priority);
+        if self.waiters.keys().next().and_then(priority) > priority(&passing) {
+            return false;
+        }
+        self.let_pass(passing, next_arrival);
+        true
     }
 
-    /// Moves the waiters before the first one with `enough` time for a round behind it.
-    fn pass_if(&mut self, enough: Duration, next_arrival: impl Fn() -> u64) -> bool {
-        let passing = self.waiters.iter().find(|(_, waiter)| waiter.round_limit >= enough);
-        let Some((&passing, _)) = passing else { return false };
+    /// Moves all waiters before this one behind it.
+    fn let_pass(&mut self, passing: u64, next_arrival: impl Fn() -> u64) {
         while self.waiters.first_key_value().is_some_and(|(first, _)| *first < passing) {
             self.move_first_behind(passing, next_arrival());
         }
-        true
     }
 
     /// Moves the first waiter behind all waiters that are ranked as the one with the number

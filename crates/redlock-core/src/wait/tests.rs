@@ -853,7 +853,13 @@ fn a_newcomer_with_a_longer_round_limit_does_not_wait_for_the_backoff() {
     drop((longest, calm, little));
     failed(&longer, now, 100 * MS);
     assert_eq!(step(&longer, now), ("until", Some(100 * MS)), "it backs off");
-    assert_eq!(step(&enter_with(&queue, "same", 2 * MS, now), now), ("wait", None));
+    let same = enter_with(&queue, "same", 2 * MS, now);
+    assert_eq!(step(&same, now), ("wait", None));
+    drop((longer, same));
+    let again = enter_with(&queue, "that limit has failed", 3 * MS, now);
+    assert_eq!(step(&again, now), ("wait", None));
+    let important = enter_with(&queue, "longer again", 4 * MS, now);
+    assert_eq!(step(&important, now), ("poll", None));
 }
 
 #[test]

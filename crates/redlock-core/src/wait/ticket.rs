@@ -189,7 +189,7 @@ impl<P, A> WaitQueues<P, A> {
         }
         let next_arrival = || self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let mut next = None;
-        if queue.let_newcomer_pass(round_limit, now, next_arrival) {
+        if !is_superseded && queue.let_newcomer_pass(now, next_arrival) {
             queue.next_try = queue.next_try.min(first_try);
             next = queue.signal_first();
         }
@@ -385,14 +385,14 @@ impl<P, A> WaitTicket<P, A> {
         queue.poll_due = refusal.poll_due;
         let lets_others_pass = refusal.without_quorum
             && queue.let_others_pass(|| self.queues.next_ticket.fetch_add(1, Ordering::Relaxed));
-        queue.failures = match refusal.without_quorum {
-            true => queue.failures + u32::from(!lets_others_pass),
-            false => 0,
-        };
-        if !refusal.without_quorum
-            && let Some(waiter) = queue.waiter_mut(self.ticket)
-        {
-            waiter.failures = 0;
+        let asker = queue.waiter_mut(self.ticket);
+        if refusal.without_quorum {
+            let limit = asker.map_or(Duration::ZERO, |waiter| waiter.round_limit);
+            queue.failed_limit = queue.failed_limit.max(limit);
+            queue.failures += u32::from(!lets_others_pass);
+        } else {
+            asker.into_iter().for_each(|waiter| waiter.failures = 0);
+            (queue.failures, queue.failed_limit) = (0, Duration::ZERO);
         }
         queue.next_try = if let Some(cause) = queue.released_meanwhile.take() {
             queue.quick_left = QUICK;
@@ -425,6 +425,7 @@ impl<P, A> WaitTicket<P, A> {
             // A release noted during the attempt is older than the grant.
             queue.released_meanwhile = None;
             (queue.quick_left, queue.failures, queue.in_vain) = (0, 0, 0);
+            queue.failed_limit = Duration::ZERO;
             queue.cause = Cause::Poll;
             queue.round = success.round;
             queue.next_try = success.ends.min(queue.poll_due).max(now);

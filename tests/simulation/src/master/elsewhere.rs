@@ -56,15 +56,16 @@ impl Master {
         true
     }
 
-    /// Ends the old process, which had the name before the move.
-    pub fn end_former(&self) {
+    /// Ends the old process, which had the name before the move. Returns false if there is none.
+    pub fn end_former(&self) -> bool {
         let mut process = self.process();
-        let Some(Former { run, .. }) = process.former.take() else { return };
+        let Some(Former { run, .. }) = process.former.take() else { return false };
         let connections: Vec<_> = process.connections.iter().filter_map(Weak::upgrade).collect();
         drop(process);
         for connection in connections.iter().filter(|connection| connection.run == run) {
             connection.end("the connection was closed by the node");
         }
+        true
     }
 
     /// SET NX PX by a client of another Redlock library. Returns whether the key was set.
