@@ -268,7 +268,9 @@ impl MemoryNode {
     }
 
     fn lock(&self) -> parking_lot::MutexGuard<'_, Store> {
-        self.store.lock()
+        let mut store = self.store.lock();
+        store.now = millis(store.clock.monotonic());
+        store
     }
 }
 
@@ -354,6 +356,9 @@ struct Entry {
 
 struct Store {
     clock: Arc<dyn Clock>,
+    /// The time of the present operation, in milliseconds of the monotonic clock. As in Redis, time
+    /// stands still during an operation: otherwise a key could end between two readings of it.
+    now: u64,
     settings: NodeSettings,
     marker: Option<String>,
     /// The incarnation of the marker under which the node has caught up.
@@ -381,6 +386,7 @@ impl Store {
         let marker = Some(EMBEDDED.to_owned());
         Self {
             clock,
+            now: 0,
             settings,
             marker,
             caught_up: None,
@@ -419,7 +425,7 @@ impl Store {
             .and_then(|text| u64::from_str_radix(text, 16).ok())
             .unwrap_or(0);
         let count = (*count).min(MAX_SCAN);
-        let now = self.now();
+        let now = self.now;
         let mut entries = self.entries.range((from, Bytes::new())..);
         let found = |((_, key), entry): &(&(u64, Bytes), &Entry)| {
             key.starts_with(key_prefix) && !is_past(entry.expires_at, now)
@@ -439,7 +445,7 @@ impl Store {
 
     fn value(&mut self, key: &Bytes) -> Option<Bytes> {
         let entry = self.entries.get(&self.place(key))?;
-        if is_past(entry.expires_at, self.now()) {
+        if is_past(entry.expires_at, self.now) {
             self.delete(key);
             return None;
         }
@@ -450,14 +456,10 @@ impl Store {
         (self.hasher.hash_one(key), key.clone())
     }
 
-    fn now(&self) -> u64 {
-        millis(self.clock.monotonic())
-    }
-
     /// Removes a few expired keys, so that names that are never used again do not pile up. Each
     /// operation adds at most two keys and first removes up to four.
     fn expire_some(&mut self) {
-        let now = self.now();
+        let now = self.now;
         for _ in 0..4 {
             match self.expiries.first() {
                 Some((at, _)) if now > *at => {}
@@ -482,8 +484,7 @@ impl KeySpace for Store {
     }
 
     fn time_to_live(&mut self, key: &Bytes) -> Option<u64> {
-        let now = self.now();
-        self.entries.get(&self.place(key))?.expires_at?.checked_sub(now)
+        self.entries.get(&self.place(key))?.expires_at?.checked_sub(self.now)
     }
 
     fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), KeyError> {
@@ -493,7 +494,7 @@ impl KeySpace for Store {
         self.sets_left = self.sets_left.map(|left| left - 1);
         let place = self.place(key);
         let expires_at = match expiry {
-            Expiry::In(ttl) => Some(self.now().saturating_add(ttl)),
+            Expiry::In(ttl) => Some(self.now.saturating_add(ttl)),
             Expiry::Keep => self.entries.get(&place).and_then(|entry| entry.expires_at),
             Expiry::Never => None,
         };
@@ -515,7 +516,7 @@ impl KeySpace for Store {
     }
 
     fn expire(&mut self, key: &Bytes, millis: u64) {
-        let at = self.now().saturating_add(millis);
+        let at = self.now.saturating_add(millis);
         let place = self.place(key);
         if let Some(entry) = self.entries.get_mut(&place) {
             if let Some(before) = entry.expires_at.replace(at) {

@@ -2,6 +2,8 @@
 
 #![cfg(test)]
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
 use crate::model::clock::{Entropy, OsEntropy, SystemClock};
 use crate::model::types::{Info, LockToken, Ttl};
@@ -95,6 +97,45 @@ fn a_release_without_memory_for_its_tombstone_fails_until_there_is_memory() {
     assert_eq!(node.run(&release), Vote::Missing);
     let repaired = node.run(&Op::Repair { keys, record, ttl, began_micros });
     assert!(matches!(repaired, Vote::Stale { .. }), "{repaired:?}");
+}
+
+/// A clock on which a millisecond passes at each reading.
+#[derive(Default)]
+struct Hasty(AtomicU64);
+
+impl Clock for Hasty {
+    fn monotonic(&self) -> Duration {
+        Duration::from_millis(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+    fn wall_micros(&self) -> u64 {
+        SystemClock.wall_micros()
+    }
+}
+
+/// Earlier, a lock that ended during a reading was shown as one that never ends.
+#[test]
+fn time_stands_still_during_an_operation() {
+    let node = MemoryNode::new("n", Arc::new(Hasty::default()), settings());
+    let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
+    let (owner, nonce) = OsEntropy.owner_and_nonce();
+    let t = FencingToken::new(SystemClock.wall_micros()).unwrap();
+    let record = Record::new(&LockToken::new(owner, nonce, t), &Info::default());
+    let ttl = Ttl::from_millis(20).unwrap();
+    let acquire = Op::Acquire { keys: keys.clone(), record, ttl, tell: None };
+    assert_eq!(node.run(&acquire), Vote::Granted);
+    let inspect = Op::Inspect { keys };
+    let lives = std::iter::from_fn(|| match node.run(&inspect) {
+        Vote::Found(holding) => Some(holding.expires_in.expect("the lock ends")),
+        Vote::Missing => None,
+        other => panic!("{other:?}"),
+    });
+    let lives: Vec<_> = lives.collect();
+    assert!(lives.is_sorted_by(|one, next| one > next), "{lives:?}");
+    assert_eq!(
+        lives.last(),
+        Some(&Duration::ZERO),
+        "a lock stands until its last millisecond ends"
+    );
 }
 
 #[test]
