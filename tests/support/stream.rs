@@ -102,8 +102,8 @@ impl Events {
         Ok(Self { body, unread: Vec::new(), connection })
     }
 
-    /// The next event. `None` at the end of the stream. The test fails if there is none in time,
-    /// even if heartbeats come.
+    /// The next event. `None` at the end of the stream. If no event comes in time, the test fails.
+    /// Heartbeats are not events.
     pub(crate) async fn try_next(&mut self) -> Option<Event> {
         timeout(PATIENCE, self.until_event()).await.expect("an event in time")
     }

@@ -197,8 +197,8 @@ impl Stage {
                 stage.note(format!("n{victim}"), "is stopped");
                 let followed = pause.min(NAME_IS_FOLLOWED_WITHIN);
                 sleep(followed).await;
-                // Gateways cannot follow the name to a process that stands still: they go on with the
-                // process that had the name before. SAFETY.md demands that it ends.
+                // If the name has just moved to this process, gateways get no answer from it. So
+                // they go on with the old process. SAFETY.md demands that the old process ends.
                 if pause > followed && stage.masters[victim].end_former() {
                     stage.note(format!("n{victim}"), "the old process is gone");
                 }

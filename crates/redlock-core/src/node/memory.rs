@@ -356,8 +356,8 @@ struct Entry {
 
 struct Store {
     clock: Arc<dyn Clock>,
-    /// The time of the present operation, in milliseconds of the monotonic clock. As in Redis, time
-    /// stands still during an operation: otherwise a key could end between two readings of it.
+    /// The time at which the present operation began, in milliseconds of the monotonic clock. As in
+    /// Redis, all of the operation uses this time. So no key expires between two steps of it.
     now: u64,
     settings: NodeSettings,
     marker: Option<String>,

@@ -415,9 +415,9 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             {
                 return Ok(clock_refusal());
             }
-            // If the tombstone cannot be set, the release fails, although the lock is deleted. The
-            // gateway then repeats it. Without a tombstone, the mark of an extension lets a late
-            // repair pass.
+            // The lock may be deleted already. If the tombstone cannot be set, the release still
+            // fails, so that the gateway repeats it. Otherwise the watermark would keep the mark of
+            // an extension, and a late repair would set the lock again.
             self.set_tombstone(keys, t, is_same, is_exact_undo)?;
         }
         Ok(match current {

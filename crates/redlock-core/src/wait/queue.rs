@@ -707,9 +707,10 @@ impl<P, A> WaitQueue<P, A> {
         self.waiters.iter().find(|(_, it)| it.round_limit >= round_limit).map(|(number, _)| *number)
     }
 
-    /// A waiter has come while the queue backs off. If no attempt without a quorum had even half of
-    /// its time for a round, it passes the waiters before it. Returns whether there is such a waiter.
-    /// Few can pass in this way before a quorum answers, because each needs twice as much time.
+    /// Called when a waiter comes while the queue backs off. The failed attempts may have had too
+    /// little time for a round. So a waiter that has at least twice the time of each of them becomes
+    /// the first. Returns whether there is such a waiter. Each one needs twice the time of the one
+    /// before it, so few become first in this way before a quorum answers.
     pub(super) fn let_newcomer_pass(
         &mut self,
         now: Instant,

@@ -858,8 +858,11 @@ fn a_newcomer_with_a_longer_round_limit_does_not_wait_for_the_backoff() {
     drop((longer, same));
     let again = enter_with(&queue, "that limit has failed", 3 * MS, now);
     assert_eq!(step(&again, now), ("wait", None));
-    let important = enter_with(&queue, "longer again", 4 * MS, now);
-    assert_eq!(step(&important, now), ("poll", None));
+    let terms = PlaceTerms { priority: Priority::MIN, ..terms(None, 4 * MS) };
+    let unimportant = queue.enter(lock(), "lower priority", terms, (now, now, now + 25 * MS));
+    assert_eq!(step(&unimportant, now), ("wait", None));
+    let twice = enter_with(&queue, "twice that limit", 4 * MS, now);
+    assert_eq!(step(&twice, now), ("poll", None));
 }
 
 #[test]

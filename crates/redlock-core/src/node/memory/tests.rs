@@ -71,7 +71,8 @@ fn no_repair_after_a_release_however_an_extension_failed() {
     }
 }
 
-/// The mark of the extension would let a repair pass. So the gateway must repeat this release.
+/// The release has deleted the lock, but the watermark still has the mark of the extension. With that
+/// mark, a late repair would set the lock again. So the gateway must repeat the release.
 #[test]
 fn a_release_without_memory_for_its_tombstone_fails_until_there_is_memory() {
     let node = MemoryNode::new("n", Arc::new(SystemClock), settings());
@@ -99,7 +100,7 @@ fn a_release_without_memory_for_its_tombstone_fails_until_there_is_memory() {
     assert!(matches!(repaired, Vote::Stale { .. }), "{repaired:?}");
 }
 
-/// A clock on which a millisecond passes at each reading.
+/// A clock that moves by 1 ms each time it is read.
 #[derive(Default)]
 struct Hasty(AtomicU64);
 
@@ -112,7 +113,7 @@ impl Clock for Hasty {
     }
 }
 
-/// Earlier, a lock that ended during a reading was shown as one that never ends.
+/// Earlier, if a lock ended during an inspection, the answer said that it never ends.
 #[test]
 fn time_stands_still_during_an_operation() {
     let node = MemoryNode::new("n", Arc::new(Hasty::default()), settings());

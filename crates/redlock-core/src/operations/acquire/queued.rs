@@ -316,15 +316,16 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
         // change.
         if self.reason == WakeReason::OwnGrant {
             self.is_new = false;
-            // An earlier attempt may have found no grant. Since then, another gateway may have made one.
+            // An earlier attempt may have found no grant of this owner. But another gateway may have
+            // granted the owner the lock since then.
             self.is_no_holder &= !is_undecided(&failed.error);
             self.own_error = Some(failed.error);
             // The lock may have been handed over meanwhile, so `next` decides what follows.
             return Ok(());
         }
         (self.is_new, self.has_tried) = (false, true);
-        // An attempt for a slot that was handed over asks for that slot only. The owner may have
-        // another one.
+        // A handoff of a slot asks for that slot only. So its refusal does not show whether the
+        // owner holds another slot.
         let looked_for_own = self.reason != WakeReason::Handed || self.params.slotted.is_none();
         if looked_for_own {
             self.is_no_holder |= !is_undecided(&failed.error);
