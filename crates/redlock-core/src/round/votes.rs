@@ -179,20 +179,16 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
         })
     };
     let counted = own().map(|token| (token, own().filter(|other| *other == token).count()));
-    let Some((token, count)) = counted.max_by_key(|(_, count)| *count) else {
-        return OwnGrant::None;
-    };
-    if count >= quorum.size() {
-        OwnGrant::Stands(token)
-    } else if may_stand(quorum, count, votes) {
-        OwnGrant::Possible
-    } else {
-        OwnGrant::None
+    match counted.max_by_key(|(_, count)| *count) {
+        Some((token, count)) if count >= quorum.size() => OwnGrant::Stands(token),
+        most if may_stand(quorum, most.map_or(0, |(_, count)| count), votes) => OwnGrant::Possible,
+        _ => OwnGrant::None,
     }
 }
 
 /// Whether a grant with this many copies may have a majority. A node may have lost a copy, and recovery
-/// keeps the lock free there instead. Such a record alone shows nothing: it may stand for any grant.
+/// keeps the lock free there instead. Such records alone show nothing, because they may stand for any
+/// grant. But a node without an answer may have the copy for which they stand.
 pub(crate) fn may_stand(quorum: Quorum, copies: usize, votes: &[Option<Vote>]) -> bool {
     let kept_free = count(votes, |vote| match vote {
         Vote::Held(Holding { record, .. }) | Vote::Found(Holding { record, .. }) => {
@@ -200,8 +196,8 @@ pub(crate) fn may_stand(quorum: Quorum, copies: usize, votes: &[Option<Vote>]) -
         }
         _ => false,
     });
-    let lost = if copies > 0 { kept_free } else { 0 };
-    copies + unheard(votes) + lost >= quorum.size()
+    let seen_or_unheard = copies + unheard(votes);
+    seen_or_unheard > 0 && seen_or_unheard + kept_free >= quorum.size()
 }
 
 /// How many nodes showed a grant of this owner in an inspection.
@@ -321,7 +317,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::node::Record;
+    use crate::node::{Effect, Failure, Reason, Record};
 
     #[test]
     fn a_hold_and_its_grant_together_show_a_release_and_a_placeholder_does_not() {
@@ -367,6 +363,13 @@ mod tests {
             let votes = [yours.clone(), second, third];
             assert_eq!(own_grant(quorum, &votes), wanted, "{votes:?}");
         }
+        // The node that does not answer may have the copy, and the record stands for another.
+        for open in [None, Some(Vote::Failed(Failure::new(Reason::Down, Effect::None, "")))] {
+            let votes = [held(&placeholder), held(&other), open];
+            assert_eq!(own_grant(quorum, &votes), OwnGrant::Possible, "{votes:?}");
+        }
+        let votes = [held(&other), held(&hold), None];
+        assert_eq!(own_grant(quorum, &votes), OwnGrant::None);
         // Without a copy, the record may stand for any grant.
         let votes = [held(&placeholder), held(&placeholder), held(&placeholder)];
         assert_eq!(own_grant(quorum, &votes), OwnGrant::None);
