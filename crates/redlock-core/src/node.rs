@@ -3,8 +3,9 @@
 //! A node knows nothing about other nodes, quorums, TTL policy and retries: these are its callers'
 //! work. A node promises:
 //!
-//! 1. *Order*: operations submitted one after the other take effect in that order, or not at all.
-//!    So the release of a grant never runs before the acquire that asked for the grant.
+//! 1. *Order*: operations on one lock that are submitted one after the other take effect in that
+//!    order, or not at all. So the release of a grant never runs before the acquire that asked for
+//!    the grant. Operations on other locks may pass an operation on a large set.
 //! 2. *One vote each*: every submitted operation gets exactly one vote. If the node gave no usable
 //!    answer, the vote is [`Vote::Failed`]. `submit` returns without waiting for the master.
 //! 3. *Honesty about effects*: [`Effect::None`] means that the node cannot have run the operation
@@ -91,8 +92,8 @@ pub trait Node: Send + Sync + 'static {
     /// to operations that it has not begun by `not_after`.
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply);
 
-    /// Takes several operations, and runs them in this order. A node that sends calls puts as many
-    /// into one call as fit. Operations of other callers may run between two calls. By default,
+    /// Takes several operations, and runs those on one lock in this order. A node that sends calls
+    /// puts as many into one call as fit. Operations of other callers may run between two calls. By default,
     /// each operation is submitted on its own.
     fn submit_all(&self, tasks: Vec<Task>) {
         for Task { op, not_after, reply } in tasks {

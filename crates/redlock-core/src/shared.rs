@@ -185,22 +185,23 @@ impl Shared {
         // a T up to half of that ahead. So the release of a T in between fails at first, and stays
         // pending until the node's clock has come closer to T. No node has granted a T further
         // ahead than max_clock_skew, so the release of such a T does not stay pending.
-        let t = match op.as_ref() {
-            Op::Release { record, .. } => record.fencing(),
-            _ => None,
+        let (t, is_of_holder) = match op.as_ref() {
+            Op::Release { record, scope, .. } => (record.fencing(), scope.is_of_holder()),
+            _ => (None, false),
         };
         let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
         // A release is useful even if it arrives late, so nodes may run it for as long as a lock
         // may live.
         let limits = (self.untimed_limits(), self.settings.max_ttl.duration());
-        Round::prepare_release(
+        let round = Round::prepare_release(
             self.quorum,
             op,
             limits,
             &self.env.observer,
             (&self.pending, client),
             owe_clock,
-        )
+        );
+        if is_of_holder { round.in_parts() } else { round }
     }
 
     pub(crate) fn lease(

@@ -202,6 +202,25 @@ impl Op {
             }
     }
 
+    /// The same operation on parts of the set that have at most `most` locks, and nearly as many each.
+    /// Only the last part has the hint, because all locks have been released then.
+    pub(crate) fn in_parts(&self, most: usize) -> impl Iterator<Item = Self> {
+        let count = self.keys().count();
+        let parts = count.div_ceil(most);
+        let mut each = self.keys().each().map(|keys| Keys { others: None, ..keys.clone() });
+        (0..parts).map(move |at| {
+            let size = (at + 1) * count / parts - at * count / parts;
+            let mut part = self.clone();
+            let first = each.next().expect("every part has a lock");
+            *part.keys_mut() = first.with(each.by_ref().take(size - 1));
+            match &mut part {
+                Self::Release { tell, .. } if at + 1 < parts => *tell = None,
+                _ => {}
+            }
+            part
+        })
+    }
+
     /// The name in logs and traces.
     pub fn name(&self) -> &'static str {
         match self {
@@ -248,6 +267,13 @@ pub enum ReleaseScope {
     /// another request of the same owner has confirmed it by the extension. No client has seen the
     /// T of a failed proposal, so the watermark gets back its earlier value.
     Proposal,
+}
+
+impl ReleaseScope {
+    /// Whether a holder releases the lock. Otherwise a grant is undone that no holder relies on.
+    pub(crate) fn is_of_holder(self) -> bool {
+        matches!(self, Self::Holder | Self::HolderKeeping { .. })
+    }
 }
 
 /// A node's answer.

@@ -60,8 +60,8 @@ pub struct RemoteNode {
 struct Queued {
     /// The cost of all operations, see [`Op::cost`].
     cost: AtomicUsize,
-    /// The cost of the releases that were submitted alone.
-    single_releases: AtomicUsize,
+    /// The cost of the jobs that only release.
+    releases: AtomicUsize,
 }
 
 /// One operation, or several that run one after the other.
@@ -78,11 +78,14 @@ impl Job {
         }
     }
 
-    fn single_releases(&self) -> usize {
-        match self {
-            Self::One(task) if matches!(*task.op, Op::Release { .. }) => self.cost(),
-            Self::One(_) | Self::Several(_) => 0,
-        }
+    /// The cost of a job that only releases.
+    fn releases(&self) -> usize {
+        let is_release = |task: &Task| matches!(*task.op, Op::Release { .. });
+        let only_releases = match self {
+            Self::One(task) => is_release(task),
+            Self::Several(tasks) => tasks.iter().all(is_release),
+        };
+        if only_releases { self.cost() } else { 0 }
     }
 
     fn tasks(self) -> impl Iterator<Item = Task> {
@@ -168,13 +171,13 @@ impl RemoteNode {
     fn enqueue(&self, job: Job) {
         // The last quarter of the queue is kept for extensions and releases of held locks, and for
         // operations that were submitted together, such as a handoff. They share one queue with
-        // acquires, because a node promises to keep the order of operations. Single releases get
+        // acquires, because a node promises to keep the order of operations on one lock. Jobs that only release get
         // half of the queue, so that they do not keep acquires out. A node never drops a late
         // release, and repeats those that failed.
         let is_acquire = matches!(&job, Job::One(task) if matches!(*task.op, Op::Acquire { .. }));
-        let (cost, releases) = (job.cost(), job.single_releases());
+        let (cost, releases) = (job.cost(), job.releases());
         let before = self.queued.cost.fetch_add(cost, Ordering::Relaxed);
-        let releases_before = self.queued.single_releases.fetch_add(releases, Ordering::Relaxed);
+        let releases_before = self.queued.releases.fetch_add(releases, Ordering::Relaxed);
         let refused = if is_acquire && before >= self.limit - self.limit / 4 {
             Some((job, Reason::Overloaded, "the node's queue has no more room for acquires"))
         } else if releases > 0 && releases_before >= self.limit.div_ceil(2) {
@@ -200,9 +203,9 @@ impl RemoteNode {
 }
 
 impl Queued {
-    fn leave(&self, cost: usize, single_releases: usize) {
+    fn leave(&self, cost: usize, releases: usize) {
         self.cost.fetch_sub(cost, Ordering::Relaxed);
-        self.single_releases.fetch_sub(single_releases, Ordering::Relaxed);
+        self.releases.fetch_sub(releases, Ordering::Relaxed);
     }
 }
 
@@ -355,7 +358,7 @@ impl Worker {
 
     /// Passes a job from the queue to the driver.
     fn submit(&mut self, job: Job) {
-        self.queued.leave(job.cost(), job.single_releases());
+        self.queued.leave(job.cost(), job.releases());
         self.driver.submit(job.tasks());
     }
 

@@ -5,6 +5,7 @@
 //! before the first outcome is awaited. They then share calls to the nodes. One task awaits them
 //! all, so most of them need no timer and no wake-up of their own.
 
+use std::convert::identity;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -39,13 +40,14 @@ impl Rounds {
         Self { began, prepared: PreparedRounds::new() }
     }
 
-    /// Prepares the extension of one lock, or of all locks of a set.
+    /// Prepares the extension of one lock, or of all locks of a set. `ask` says in which parts.
     fn prepare(
         &mut self,
         shared: &Shared,
         keys: Keys,
         token: &LockToken,
         ttl: Ttl,
+        ask: impl FnOnce(PreparedRound) -> PreparedRound,
     ) -> OfEachLock<OneExtension> {
         let began = self.began;
         let repairs = shared.repairs.clone().map(|repairs| (repairs, began));
@@ -53,6 +55,7 @@ impl Rounds {
         let op = Op::Extend { keys, record, ttl, began_micros: began.wall_micros };
         let limits = shared.round_limits(ttl);
         let prepared = Round::prepare(shared.quorum, op, limits, &shared.env.observer, repairs);
+        let prepared = ask(prepared);
         let one =
             |round: &Arc<Round>| OneExtension { token: *token, ttl, began, round: round.clone() };
         let each = prepared.rounds().map(one).collect();
@@ -115,7 +118,7 @@ impl Extension {
             return Self::Refused(error);
         }
         let keys = shared.keys_of_grant(std::slice::from_ref(name), token.slots());
-        let mut each = rounds.prepare(shared, keys, token, ttl);
+        let mut each = rounds.prepare(shared, keys, token, ttl, PreparedRound::in_parts);
         match each.len() {
             1 => Self::One(each.remove(0)),
             _ => Self::Slots(token.slots(), each),
@@ -182,7 +185,7 @@ pub(crate) async fn extend_each(
     ttl: Ttl,
 ) -> OfEachLock<Result<Lease, LockError>> {
     let mut rounds = Rounds::begin(shared);
-    let begun = rounds.prepare(shared, keys.clone(), token, ttl);
+    let begun = rounds.prepare(shared, keys.clone(), token, ttl, identity);
     rounds.ask(shared);
     let mut results = OfEachLock::with_capacity(begun.len());
     for one in begun {
@@ -206,7 +209,7 @@ pub(crate) async fn extend_after_undo(
     client: &ReleaseAccount,
 ) -> OfEachLock<Result<Lease, LockError>> {
     let mut rounds = Rounds::begin(shared);
-    let begun = rounds.prepare(shared, keys.clone(), token, ttl);
+    let begun = rounds.prepare(shared, keys.clone(), token, ttl, identity);
     let undo = Op::Release {
         keys: keys.clone(),
         record: Record::new(token, &Info::default()),

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::model::types::{FencingToken, LockName, LockToken, Nonce, Owner, Ttl};
-use crate::node::{Env, Record};
+use crate::node::hint::HintKind;
+use crate::node::{Env, Hint, Record, ReleaseScope};
 
 const MS: Duration = Duration::from_millis(1);
 const LIMITS: RoundLimits = RoundLimits { rest: Duration::from_millis(50), quorum: QUORUM };
@@ -94,4 +95,39 @@ async fn failed_nodes_are_no_answers() {
     let (decision, at) = outcome(three_down).await;
     assert_eq!(decision, Decision::Neither);
     assert!(about(300).contains(&at), "{at:?}");
+}
+
+#[tokio::test]
+async fn the_parts_of_a_large_set_vote_on_each_lock_once() {
+    let mut each = (0..149).map(|lock| Keys::of_lock_key(format!("lock:{lock}").as_bytes()));
+    let keys = each.next().expect("a lock").with(each);
+    let token = LockToken::new(Owner::from_bytes([1; 16]), Nonce::from_bytes([1; 4]), fencing());
+    let op = Op::Release {
+        keys: keys.clone(),
+        record: Record::new(&token, &Default::default()),
+        scope: ReleaseScope::Holder,
+        tell: Some(Hint::new(1, HintKind::Released { t: fencing(), waiting: false }, &keys.lock)),
+    };
+    let quorum = Quorum::new(3).expect("three nodes");
+    let prepared = Round::prepare(quorum, op, LIMITS, &Env::default().observer, None).in_parts();
+    let rounds: Vec<_> = prepared.rounds().cloned().collect();
+    let mut tasks: Vec<_> = prepared.round().tasks(1).collect();
+    let asked = tasks.iter().flat_map(|task| task.op.keys().each()).map(|keys| &keys.lock);
+    assert!(asked.eq(keys.each().map(|keys| &keys.lock)));
+    let told = |task: &Task| matches!(&*task.op, Op::Release { tell: Some(_), .. });
+    let parts: Vec<_> = tasks.iter().map(|task| (task.op.keys().count(), told(task))).collect();
+    assert_eq!(parts, [(49, false), (50, false), (50, true)]);
+    let vote = |round: &Arc<Round>| round.read(|votes| votes[1].clone());
+
+    // The second part fails, the last one arrives before the first.
+    let last = tasks.pop().expect("the last part");
+    last.reply.send(Vote::Each([vec![Vote::Released; 49], vec![Vote::Missing]].concat()));
+    tasks.pop().expect("the second part").reply.send(down());
+    let votes: Vec<_> = rounds.iter().map(vote).collect();
+    assert!(votes[..49].iter().all(Option::is_none), "{votes:?}");
+    assert!(votes[49..99].iter().all(|vote| *vote == Some(down())), "{votes:?}");
+    assert!(votes[99..148].iter().all(|vote| *vote == Some(Vote::Released)), "{votes:?}");
+    assert_eq!(votes[148], Some(Vote::Missing));
+    tasks.pop().expect("the first part").reply.send(Vote::Each(vec![Vote::Released; 49]));
+    assert!(rounds[..49].iter().all(|round| vote(round) == Some(Vote::Released)));
 }

@@ -159,10 +159,15 @@ fn keys() -> Keys {
     Keys::new("lock:", &"a".parse().expect("a name"))
 }
 
-fn submit(node: &RemoteNode, op: Op) -> oneshot::Receiver<Vote> {
+fn task(op: Op) -> (Task, oneshot::Receiver<Vote>) {
     let (sender, vote) = oneshot::channel();
     let reply = Reply::new(Arc::new(Ballot(Mutex::new(Some(sender)))), 0);
-    node.submit(Arc::new(op), Instant::now() + Duration::from_secs(60), reply);
+    (Task { op: Arc::new(op), not_after: Instant::now() + Duration::from_secs(60), reply }, vote)
+}
+
+fn submit(node: &RemoteNode, op: Op) -> oneshot::Receiver<Vote> {
+    let (Task { op, not_after, reply }, vote) = task(op);
+    node.submit(op, not_after, reply);
     vote
 }
 
@@ -178,7 +183,10 @@ async fn releases_leave_half_of_the_queue() {
     let ttl = Ttl::from_millis(1_000).expect("a TTL");
     let acquire = || Op::Acquire { keys: keys(), record: record.clone(), ttl, tell: None };
     let is_taken = |vote: &mut oneshot::Receiver<Vote>| vote.try_recv().is_err();
-    let mut releases: Vec<_> = (0..6).map(|_| submit(&node, release())).collect();
+    // The parts of a large release count too.
+    let (parts, mut releases): (Vec<_>, Vec<_>) = (0..2).map(|_| task(release())).unzip();
+    node.submit_all(parts);
+    releases.extend((0..4).map(|_| submit(&node, release())));
     let taken = releases.iter_mut().map(is_taken).filter(|taken| *taken).count();
     assert_eq!(taken, 4, "the queue has room for 8 operations");
     assert!(is_taken(&mut submit(&node, acquire())));
