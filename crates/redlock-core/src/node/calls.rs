@@ -7,9 +7,10 @@
 //! at once. With only one, an operation would first wait for the call before its own to return. The
 //! node runs and answers calls in the order in which they were sent.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::Task;
@@ -24,9 +25,9 @@ pub(super) const MAX_BATCH: usize = 128;
 const LARGE: usize = 16;
 /// The limit of locks that one operation may pass. It bounds the search for common locks.
 const MAX_PASSED: usize = 2_048;
-/// The limit of operations that wait here. The others wait in the queue of the node, where they pass
-/// none.
-const MAX_WAITING: usize = 1_024;
+/// The limit of operations that wait here. Further ones wait in the queue of the node, where they
+/// pass none.
+const MAX_WAITING: usize = 2 * MAX_BATCH;
 /// Approximate limit of bytes in one call.
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 /// The limit of calls under way to a far node.
@@ -119,18 +120,15 @@ impl Calls {
     /// operation and not for all before them, and each large one waits for one call of small ones.
     /// Operations on one lock keep their order.
     fn take_passing(&mut self) -> Vec<Task> {
-        let (mut passed, mut passed_locks) = (Vec::<Keys>::new(), 0);
-        let (mut passing, mut size) = (Vec::new(), CallSize::default());
+        let (mut passed, mut passing) = (HashSet::<Bytes>::new(), Vec::new());
+        let mut size = CallSize::default();
         for task in std::mem::take(&mut self.waiting) {
-            let keys = task.op.keys();
-            let all_passed = || passed.iter().flat_map(Keys::each);
-            let is_behind = |key: &Keys| all_passed().any(|other| other.lock == key.lock);
-            let may_pass = !is_large(&task) && passed_locks <= MAX_PASSED;
-            if may_pass && !keys.each().any(is_behind) && size.takes(&task.op) {
+            let may_pass = !is_large(&task) && passed.len() <= MAX_PASSED;
+            let is_behind = |keys: &Keys| passed.contains(&keys.lock);
+            if may_pass && !task.op.keys().each().any(is_behind) && size.takes(&task.op) {
                 passing.push(task);
             } else {
-                passed_locks += keys.count();
-                passed.push(keys.clone());
+                passed.extend(task.op.keys().each().map(|keys| keys.lock.clone()));
                 self.waiting.push_back(task);
             }
         }
